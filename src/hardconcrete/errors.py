@@ -1,0 +1,57 @@
+"""Every refusal, by kind. A message says where, what was found, what was expected, what to do."""
+
+
+class HardConcreteError(Exception):
+    """The base of every error that hardconcrete raises on purpose.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> try:
+        ...     hc.HardConcrete(torch.zeros(3)).readout("mode")
+        ... except hc.HardConcreteError as error:
+        ...     print(error)
+        readout 'mode' is not known to HardConcrete; use one of 'paper', 'median', 'mean', 'binary'
+    """
+
+
+class ArgumentError(HardConcreteError, ValueError):
+    """An argument has a value that cannot be used; a ``ValueError``, as PyTorch would raise.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> try:
+        ...     hc.HardConcrete(torch.zeros(3), low=0.1)
+        ... except ValueError as error:
+        ...     print(error)
+        the stretch (low, high) = (0.1, 1.1) must reach beyond [0, 1]: low < 0 and high > 1
+    """
+
+
+class MissingExtraError(HardConcreteError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it.
+
+    Example:
+        >>> from hardconcrete.errors import MissingExtraError
+        >>> print(MissingExtraError("matplotlib", extra="plot"))
+        matplotlib is needed here and is not installed: pip install 'hardconcrete[plot]'
+    """
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        super().__init__(
+            f"{package} is needed here and is not installed: pip install 'hardconcrete[{extra}]'"
+        )
+
+
+class DataError(HardConcreteError):
+    """A data file is missing, corrupt or out of reach; the message says where to get it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from hardconcrete.errors import DataError
+        >>> from hardconcrete.paper.datasets import load_mnist
+        >>> try:
+        ...     load_mnist("train", Path("nowhere"))
+        ... except DataError as error:
+        ...     print(str(error).splitlines()[0])
+        train-images-idx3-ubyte (or .gz) is not in nowhere (given as data), which is not a directory
+    """

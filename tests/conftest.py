@@ -1,0 +1,11 @@
+"""Every test starts from the same random state, and with the checks of torch.distributions on."""
+
+import pytest
+import torch
+from torch.distributions import Distribution
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    torch.manual_seed(0)
+    Distribution.set_default_validate_args(True)  # torch.compile turns it off for good

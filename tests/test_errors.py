@@ -1,0 +1,13 @@
+import inspect
+
+import pytest
+
+from hardconcrete import errors
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_refusal_is_ours_and_documented(kind: type[Exception]) -> None:
+    assert issubclass(kind, errors.HardConcreteError)
+    assert ">>> " in kind.__doc__

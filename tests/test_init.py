@@ -1,0 +1,50 @@
+"""The public names: pinned, documented, and cheap to import."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+import hardconcrete as hc
+
+PUBLIC = ["HardConcrete", "HardConcreteError", "Rectified"]
+
+
+def test_the_public_names_are_pinned_and_sorted() -> None:
+    assert hc.__all__ == PUBLIC
+    assert sorted(hc.__all__) == hc.__all__
+    assert set(dir(hc)) >= set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_documented_with_an_example(name: str) -> None:
+    assert ">>> " in getattr(hc, name).__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'SoftConcrete'"):
+        _ = hc.SoftConcrete
+
+
+def seconds(code: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - start
+
+
+def test_import_costs_little_more_than_torch() -> None:
+    """Alternating medians of five; the names themselves are asked for, not only the package."""
+    pairs = [
+        (seconds("import torch"), seconds("import hardconcrete as hc; hc.HardConcrete"))
+        for _ in range(5)
+    ]
+    torch_alone, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    assert ours <= torch_alone + 0.2
+
+
+def test_help_answers_within_a_second_and_without_torch() -> None:
+    code = "import sys; from hardconcrete.cli import app; assert 'torch' not in sys.modules"
+    assert seconds(code) < 1
+    assert min(seconds("from hardconcrete.cli import app; app(['--help'])") for _ in range(3)) < 1
