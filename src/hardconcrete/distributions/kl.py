@@ -1,0 +1,105 @@
+"""KL(q || p) of rectified gates, by the chain rule over their three parts (appendix C, eq. 28).
+
+It is not the divergence of the variables before rectification: what happens below 0 and above 1
+no longer tells the two apart.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import register_kl
+
+from hardconcrete.distributions.hard_concrete import HardConcrete
+from hardconcrete.distributions.quadrature import integrate
+from hardconcrete.distributions.rectified import PANELS, Rectified
+
+
+def kl_rectified(q: Rectified, p: Rectified) -> Tensor:
+    """Eq. 28 with the middle part by quadrature: the same value on every call."""
+    return _kl_of_masses(q, p) + _middle_by_quadrature(q, p)
+
+
+def kl_hard_concrete(q: HardConcrete, p: HardConcrete) -> Tensor:
+    """Eq. 28, in closed form where temperature and stretch are equal."""
+    closed_form = (q.low, q.high) == (p.low, p.high) and _equal_temperature(q, p)
+    middle = _middle_in_closed_form(q, p) if closed_form else _middle_by_quadrature(q, p)
+    return _kl_of_masses(q, p) + middle
+
+
+def _kl_of_masses(q: Rectified, p: Rectified) -> Tensor:
+    """The parts at exactly 0 and exactly 1."""
+    shut = _expected_difference(q._log_closed, p._log_closed)
+    return shut + _expected_difference(q._log_saturated, p._log_saturated)
+
+
+def _expected_difference(log_q: Tensor, log_p: Tensor) -> Tensor:
+    """Q (log Q - log P), which is 0 where Q is 0 and infinite where only P is 0."""
+    impossible = log_q == -math.inf
+    log_q, log_p = torch.broadcast_tensors(log_q, log_p)
+    finite_q = torch.where(impossible, 0.0, log_q)
+    return torch.where(impossible, 0.0, finite_q.exp() * (finite_q - log_p))
+
+
+def _middle_by_quadrature(q: Rectified, p: Rectified) -> Tensor:
+    """The integral of q(s) (log q(s) - log p(s)) over the part of (0, 1) that q reaches."""
+    lower, upper, p_lower, p_upper = torch.broadcast_tensors(*q._ends, *p._ends)
+    value = integrate(
+        lambda s: _expected_difference(q._log_density(s), p._log_density(s)),
+        lower,
+        upper,
+        panels=PANELS,
+    )
+    uncovered = (lower < upper) & ((p_lower > lower) | (p_upper < upper))
+    return torch.where(uncovered, math.inf, value)
+
+
+def _middle_in_closed_form(q: HardConcrete, p: HardConcrete) -> Tensor:
+    """The middle part when only log_alpha differs, by d = log_alpha_q - log_alpha_p.
+
+    With w = Q(s), uniform under q, log q - log p = |d| + 2 log(1 + c v), where c = exp(-|d|) - 1
+    and v is 1 - w for positive d and w for negative d. The antiderivative of log(1 + c v) is
+    c v^2 h(c v) with h below, so nothing overflows however far apart the two gates are.
+    """
+    distance = q.log_alpha - p.log_alpha
+    positive = distance >= 0
+    apart = torch.where(positive, distance, -distance)  # not abs(): its gradient is 0 at d = 0
+    zero, one = q._log_odds(q._logit_zero), q._log_odds(q._logit_one)
+    start = torch.sigmoid(torch.where(positive, -one, zero))
+    end = torch.sigmoid(torch.where(positive, -zero, one))
+    c = torch.expm1(-apart)
+    integral = c * (end.square() * _h(c * end) - start.square() * _h(c * start))
+    return apart * (end - start) + 2 * integral
+
+
+def _h(x: Tensor) -> Tensor:
+    """((1 + x) log(1 + x) - x) / x^2 for -1 <= x <= 0, by its series near 0."""
+    small = x > -0.2
+    series = torch.zeros_like(x)
+    for k in reversed(range(24 if x.dtype == torch.float64 else 10)):
+        series = series * x + (-1) ** k / ((k + 1) * (k + 2))
+    away = torch.where(small, -0.5, x)
+    rest = (1 + away).clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(small, series, (rest * rest.log() - away) / away.square())
+
+
+def _equal_temperature(q: HardConcrete, p: HardConcrete) -> bool:
+    """Whether the temperatures are known to be equal; values are not looked at while compiling."""
+    if q._fixed_temperature is not None and p._fixed_temperature is not None:
+        return q._fixed_temperature == p._fixed_temperature
+    if q.temperature is p.temperature:
+        return True
+    return not torch.compiler.is_compiling() and torch.equal(q.temperature, p.temperature)
+
+
+def _register() -> None:
+    """Tell torch, and ask it once per pair: it remembers the answer, as compiled code needs."""
+    uniform = Rectified(torch.distributions.Uniform(-0.1, 1.1))
+    register_kl(Rectified, Rectified)(kl_rectified)
+    register_kl(HardConcrete, HardConcrete)(kl_hard_concrete)
+    for q in (HardConcrete(0.0), uniform):
+        for p in (HardConcrete(0.0), uniform):
+            torch.distributions.kl_divergence(q, p)
+
+
+_register()

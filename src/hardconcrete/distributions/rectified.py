@@ -1,0 +1,208 @@
+"""The paper's general recipe (section 2.1): any continuous variable, rectified to [0, 1]."""
+
+import math
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, TransformedDistribution, constraints
+from torch.distributions.constraints import Constraint
+from torch.distributions.utils import lazy_property
+
+from hardconcrete.distributions.bounds import Ends, interior, support_ends
+from hardconcrete.distributions.quadrature import integrate
+from hardconcrete.errors import ArgumentError
+
+PANELS = 8
+"""Panels of the quadrature over (0, 1): resolves a base as narrow as 0.01 to about 1e-6."""
+
+
+class Rectified(Distribution):
+    """z = min(1, max(0, s)) with s from ``base`` (eqs. 4 and 5).
+
+    The mass of the base below 0 is folded to exactly 0 and the mass above 1 to exactly 1, so z is
+    a gate that can be shut, with a gradient through the values between (eq. 26).
+
+    Args:
+        base: a scalar, continuous, reparameterizable distribution with a ``cdf``, over the reals
+            or an interval. Its batch shape is that of the gates.
+        validate_args: as in ``torch.distributions``.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gate = hc.Rectified(torch.distributions.Normal(torch.tensor([-1.0, 0.5]), 1.0))
+        >>> gate.open_probability
+        tensor([0.1587, 0.6915])
+        >>> gate.log_prob(torch.zeros(2)).exp()     # the mass at exactly zero
+        tensor([0.8413, 0.3085])
+    """
+
+    arg_constraints: ClassVar[dict[str, Constraint]] = {}
+    has_rsample = True
+    readouts: ClassVar[tuple[str, ...]] = ("median", "mean", "binary")
+
+    def __init__(self, base: Distribution, validate_args: bool | None = None) -> None:
+        _refuse_unusable(base)
+        self.base = base
+        super().__init__(base.batch_shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
+        """The same gates with a larger batch shape; no memory is copied."""
+        new: Self = self._get_checked_instance(Rectified, _instance)  # type: ignore[no-untyped-call]
+        new.base = self.base.expand(torch.Size(batch_shape))
+        Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base})"
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> Constraint:
+        """The unit interval, or the part of it that the base reaches."""
+        return constraints.interval(*self._ends)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        """A differentiable sample: the base's, rectified (eq. 5)."""
+        return self.base.rsample(sample_shape).clamp(0, 1)
+
+    @property
+    def closed_probability(self) -> Tensor:
+        """P(z = 0) = Q(0), the probability that the gate is shut."""
+        return self._base_cdf(self._constant(0.0))
+
+    @property
+    def open_probability(self) -> Tensor:
+        """P(z != 0) = 1 - Q(0), the term that the L0 penalty sums (eq. 6)."""
+        return 1 - self.closed_probability
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """P(z <= value): that of the base below 1, and 1 from there on."""
+        if self._validate_args:
+            self._validate_sample(value)
+        inside = self._base_cdf(value.clamp(0, 1))
+        return torch.where(value < 0, 0.0, torch.where(value >= 1, 1.0, inside))
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The smallest z whose cdf reaches ``value``; needs a base with an ``icdf``."""
+        return self.base.icdf(value).clamp(0, 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log mass at exactly 0 and 1, log density between them (eq. 26)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        between = (value > 0) & (value < 1)
+        density = self._log_density(torch.where(between, value, 0.5))
+        mass = torch.where(value == 0, self._log_closed, self._log_saturated)
+        outside = (value < 0) | (value > 1)
+        return torch.where(between, density, torch.where(outside, -math.inf, mass))
+
+    @property
+    def mean(self) -> Tensor:
+        """E[z], the integral of 1 - Q(s) over (0, 1)."""
+        lower, upper = self._ends
+        return lower + integrate(lambda s: 1 - self._base_cdf(s), lower, upper, panels=PANELS)
+
+    @property
+    def variance(self) -> Tensor:
+        """E[(z - E z)^2], from the integral of 2 (s - E z)(1 - Q(s)) over (0, 1)."""
+        lower, upper = self._ends
+        mean = self.mean
+        tail = integrate(
+            lambda s: 2 * (s - mean) * (1 - self._base_cdf(s)), lower, upper, panels=PANELS
+        )
+        return ((lower - mean).square() + tail).clamp_min(0)
+
+    def readout(self, rule: str) -> Tensor:
+        """The gate at test time, by a named rule.
+
+        ``"median"`` is the gate at the median of the noise, ``"mean"`` is E[z], ``"binary"`` is 1
+        where P(open) > 1/2 and else 0. A ``HardConcrete`` also has ``"paper"``.
+        """
+        if rule not in self.readouts:
+            known = ", ".join(map(repr, self.readouts))
+            raise ArgumentError(
+                f"readout {rule!r} is not known to {type(self).__name__}; use one of {known}"
+            )
+        if rule == "median":
+            return self.icdf(self._constant(0.5))
+        if rule == "mean":
+            return self.mean
+        return (self.open_probability > 0.5).to(self._like.dtype)
+
+    # What the formulas above and the divergence need of a base; HardConcrete has closed forms.
+
+    @lazy_property
+    def _base_ends(self) -> Ends:
+        lower, upper = (end.to(self._like) for end in support_ends(self.base))
+        return lower.expand(self.batch_shape), upper.expand(self.batch_shape)
+
+    @property
+    def _ends(self) -> Ends:
+        """The part of [0, 1] between its ends that the base reaches."""
+        lower, upper = self._base_ends
+        return lower.clamp(0, 1), upper.clamp(0, 1)
+
+    def _base_cdf(self, s: Tensor) -> Tensor:
+        """Q(s), for s outside the support of the base too."""
+        lower, upper = self._base_ends
+        inside = (s > lower) & (s < upper)
+        value = self.base.cdf(torch.where(inside, s, interior(lower, upper)))
+        return torch.where(inside, value, (s >= upper).to(value))
+
+    def _log_density(self, s: Tensor) -> Tensor:
+        """Log of the density of the base, for s outside its support too."""
+        lower, upper = self._base_ends
+        inside = (s >= lower) & (s <= upper)
+        value = self.base.log_prob(torch.where(inside, s, interior(lower, upper)))
+        return torch.where(inside, value, -math.inf)
+
+    @property
+    def _log_closed(self) -> Tensor:
+        """Log P(z = 0)."""
+        return _log(self.closed_probability)
+
+    @property
+    def _log_saturated(self) -> Tensor:
+        """Log P(z = 1)."""
+        return _log(1 - self._base_cdf(self._constant(1.0)))
+
+    @lazy_property
+    def _like(self) -> Tensor:
+        """An element with the dtype and device of the gates."""
+        with torch.no_grad():
+            return self.base.sample().new_zeros(())
+
+    def _constant(self, value: float) -> Tensor:
+        return torch.full(self.batch_shape, value, dtype=self._like.dtype, device=self._like.device)
+
+
+def _log(probability: Tensor) -> Tensor:
+    """The logarithm, -inf at 0 without a NaN in its gradient."""
+    positive = probability > 0
+    return torch.where(positive, torch.where(positive, probability, 1.0).log(), -math.inf)
+
+
+def _refuse_unusable(base: Distribution) -> None:
+    name = type(base).__name__
+    if not isinstance(base, Distribution):
+        raise ArgumentError(f"Rectified needs a torch.distributions.Distribution, not {name}")
+    if base.event_shape:
+        raise ArgumentError(
+            f"Rectified needs a scalar base, one variable per gate; {name} has event shape "
+            f"{tuple(base.event_shape)}: put the gates into its batch shape"
+        )
+    if isinstance(base, Rectified):
+        raise ArgumentError(f"{name} is rectified already: rectify its base")
+    if not base.has_rsample:
+        raise ArgumentError(
+            f"Rectified needs a continuous base with rsample, for a gradient; {name} has none"
+        )
+    core = base
+    while isinstance(core, TransformedDistribution):
+        core = core.base_dist
+    if type(core).cdf is Distribution.cdf:
+        raise ArgumentError(
+            f"Rectified needs a base with a cdf, for P(open) = 1 - Q(0); "
+            f"{type(core).__name__} has none"
+        )
