@@ -1,0 +1,96 @@
+"""The script ./run where things are missing: played with stand-ins for Python, pip and sleep."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON = """#!/bin/sh
+case "$*" in
+  *version_info\\ \\<*) exit {old} ;;
+  *ensurepip*) exit {no_venv} ;;
+  *print*) echo 3.11 ;;
+  --version) echo Python 3.11.0 ;;
+  "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m pip install"*) echo x >>attempts; echo "ERROR: no wheel for torch" >.venv/install.log
+     exit {no_network} ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("run", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    write(tools / "sleep", "#!/bin/sh\n")
+    for tool in ("dirname", "cat", "cksum", "grep", "tail", "mkdir", "cp", "rm"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def python(project: Path, old: int = 0, no_venv: int = 0, no_network: int = 0) -> None:
+    text = PYTHON.format(old=old, no_venv=no_venv, no_network=no_network)
+    write(project / "tools/python3", text)
+
+
+def call(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(project / "tools"), "HOME": str(project)}
+    command = [shutil.which("sh"), str(project / "run"), *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_missing_venv_module_is_answered_with_its_package(project: Path) -> None:
+    python(project, no_venv=1)
+    answer = call(project, "test")
+    assert answer.returncode == 1
+    assert "apt install python3.11-venv" in answer.stderr
+
+
+def test_an_old_or_missing_python_is_named(project: Path) -> None:
+    assert "No Python 3.11 or newer" in call(project, "demo").stderr
+    python(project, old=1)
+    assert "No Python 3.11 or newer" in call(project, "demo").stderr
+
+
+def test_a_failed_download_is_retried_then_named(project: Path) -> None:
+    python(project, no_network=1)
+    answer = call(project, "demo")
+    assert answer.returncode == 1
+    assert len((project / "attempts").read_text().split()) == 3
+    assert "ERROR: no wheel for torch" in answer.stderr
+    assert "PIP_INDEX_URL" in answer.stderr
+
+
+def test_a_second_call_skips_what_is_done(project: Path) -> None:
+    python(project)
+    write(project / "tools/hardconcrete", '#!/bin/sh\necho "demo ran with $*"\n')
+    first, second = call(project, "demo"), call(project, "demo", "--out", "there")
+    assert "installing" in first.stdout
+    assert second.stdout == "demo ran with demo --out there\n"
+    (project / "constraints.txt").write_text("torch==0\n")
+    assert "installing" in call(project, "demo").stdout
+    assert "making .venv" not in call(project, "demo").stdout
+
+
+def test_help_and_unknown_jobs(project: Path) -> None:
+    assert "usage" in call(project).stdout
+    answer = call(project, "fly")
+    assert answer.returncode == 2
+    assert "usage" in answer.stderr
+
+
+def test_it_is_executable_and_posix() -> None:
+    assert os.access(ROOT / "run", os.X_OK)
+    assert (ROOT / "run").read_text().startswith("#!/bin/sh\n")
