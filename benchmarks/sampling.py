@@ -8,6 +8,7 @@ Both are timed alternately in one process; the ratio of the medians is what coun
 
 import argparse
 import json
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -60,8 +61,11 @@ def main() -> None:
     devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     record = {
         "gates": GATES,
+        "seed": "none: the time does not depend on the values drawn",
         "date": date.today().isoformat(),
         "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         **{device: compare(device) for device in devices},
     }

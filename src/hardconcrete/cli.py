@@ -26,7 +26,7 @@ reproduce = typer.Typer(no_args_is_help=True, help="Reproduce the paper, figure 
 app.add_typer(reproduce, name="reproduce")
 
 Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
-Seed = Annotated[int, typer.Option(help="Seed of the samples in part (b).")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the samples in part (b).")]
 Samples = Annotated[int, typer.Option(min=1, help="Samples averaged in part (b).")]
 
 
@@ -35,7 +35,7 @@ def refusals_in_words() -> Iterator[None]:
     """An error of ours is a message and an exit status, not a traceback."""
     try:
         yield
-    except HardConcreteError as error:
+    except (HardConcreteError, OSError) as error:
         console = Console(stderr=True)
         console.print("error: ", style="bold red", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)

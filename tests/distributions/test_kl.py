@@ -115,9 +115,41 @@ def test_equal_temperatures_are_recognised() -> None:
     expected = kl_divergence(hard(1.0, 0.6), hard(0.0, 0.6))
     for other in (shared, number(0.6)):
         value = kl_divergence(hard(1.0, shared), hard(0.0, other))
-        torch.testing.assert_close(value, expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-13)
     different = kl_divergence(hard(1.0, shared), hard(0.0, number(0.7)))
     assert different.item() == pytest.approx(divergence(hard(1.0, 0.6), hard(0.0, 0.7)), abs=1e-10)
+
+
+def test_gradients_of_temperatures_that_happen_to_be_equal() -> None:
+    first, second = number(0.6).requires_grad_(), number(0.6).requires_grad_()
+
+    def apart(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return kl_divergence(hard(1.0, first), hard(0.0, second))
+
+    assert gradcheck(apart, (first, second))
+    assert gradcheck(lambda shared: apart(shared, shared), (first,))
+    assert gradcheck(lambda learnt: kl_divergence(hard(0.3, learnt), hard(0.3, 0.6)), (first,))
+
+
+@pytest.mark.parametrize(
+    ("q", "p", "expected"),
+    [
+        (Normal(0.37, 1e-4), Normal(0.5, 0.5), 8.0507),
+        (Normal(0.4142, 1e-3), Normal(0.5, 0.5), 5.7294),
+        (Normal(0.0, 1.0), Normal(-8.0, 1.0), None),
+    ],
+)
+def test_narrow_and_distant_pairs(q: Normal, p: Normal, expected: float | None) -> None:
+    q, p = (Normal(d.loc.double(), d.scale.double()) for d in (q, p))
+    value = kl_divergence(hc.Rectified(q), hc.Rectified(p)).item()
+    if expected is None:
+        expected = divergence(hc.Rectified(q), hc.Rectified(p))
+    assert value == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_improbable_prior_is_far_but_not_infinitely() -> None:
+    value = kl_divergence(hc.HardConcrete(0.0), hc.Rectified(Normal(-5.0, 1.0)))
+    assert value.item() == pytest.approx(13.305, abs=1e-2)
 
 
 def test_a_prior_without_the_support_is_infinitely_far() -> None:

@@ -9,13 +9,17 @@ from torch.distributions import (
     Cauchy,
     Dirichlet,
     Distribution,
+    Gamma,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
     Laplace,
     Normal,
     TransformedDistribution,
     Uniform,
     constraints,
 )
-from torch.distributions.transforms import AffineTransform, SigmoidTransform
+from torch.distributions.transforms import AbsTransform, AffineTransform, SigmoidTransform
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
@@ -249,3 +253,73 @@ def test_heavy_tails() -> None:
     assert gate.mean.item() == pytest.approx(
         integral(lambda s: 1 - gate.cdf(s.view(1)).squeeze()), abs=1e-12
     )
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-3, 0.02])
+def test_narrow_bases_are_resolved(scale: float) -> None:
+    gate = hc.Rectified(Normal(t(0.37), t(scale)))
+    torch.testing.assert_close(gate.mean, t(0.37), rtol=0, atol=1e-9)
+    torch.testing.assert_close(gate.stddev, t(scale), rtol=1e-5, atol=0)
+
+
+def test_tails_are_numbers_where_a_cdf_has_rounded() -> None:
+    gate = hc.Rectified(Normal(torch.tensor([-6.0, 9.0]), 1.0))
+    assert gate.open_probability[0].item() == pytest.approx(9.866e-10, rel=1e-3)
+    assert gate.closed_probability[1].item() == pytest.approx(1.129e-19, rel=1e-3)
+    assert gate.log_prob(torch.tensor([1.0, 0.0])).isfinite().all()
+
+
+@pytest.mark.parametrize("base", [HalfNormal(t(0.7)), HalfCauchy(t(0.4)), Gumbel(t(0.2), t(0.5))])
+def test_other_bases_of_torch(base: Distribution) -> None:
+    gate = hc.Rectified(base)
+    samples = gate.sample((200_000,))
+    assert_average(samples, gate.mean)
+    assert_average((samples > 0).double(), gate.open_probability)
+    assert_average((samples < 1).double(), 1 - gate.log_prob(t(1.0)).exp())
+
+
+def test_a_base_without_icdf_has_moments_and_no_median() -> None:
+    gate = hc.Rectified(Gamma(t(2.0), t(3.0)))
+    assert_average(gate.sample((200_000,)), gate.mean)
+    with pytest.raises(ArgumentError, match="need a base with an icdf, which Gamma has not"):
+        gate.readout("median")
+
+
+def test_a_folded_base_without_a_cdf_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="folds its own with abs"):
+        hc.Rectified(TransformedDistribution(Normal(0.0, 1.0), [AbsTransform()]))
+
+
+def test_reading_draws_nothing_and_keeps_no_graph() -> None:
+    loc = t(0.2).requires_grad_()
+    base = TransformedDistribution(Uniform(t(0.0), t(1.0)), [AffineTransform(loc, t(0.5))])
+    state = torch.get_rng_state()
+    gate = hc.Rectified(base)
+    for _ in range(2):
+        (gate.mean + gate.variance + gate.open_probability).sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_not_a_number_stays_one() -> None:
+    gate = hc.Rectified(Normal(0.0, 1.0), validate_args=False)
+    assert gate.log_prob(torch.tensor(math.nan)).isnan()
+
+
+def test_a_generator_of_its_own() -> None:
+    gate = hc.Rectified(Normal(torch.zeros(5), 1.0))
+    state = torch.get_rng_state()
+    first, second = (
+        gate.rsample((3,), generator=torch.Generator().manual_seed(1)) for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_average(gate.rsample((200_000,), generator=torch.Generator().manual_seed(2)), gate.mean)
+
+
+def test_vmap_over_gates() -> None:
+    def mean(loc: torch.Tensor) -> torch.Tensor:
+        return hc.Rectified(Normal(loc, 1.0, validate_args=False), validate_args=False).mean
+
+    locations = torch.linspace(-1, 1, 5)
+    expected = hc.Rectified(Normal(locations, 1.0)).mean
+    torch.testing.assert_close(torch.vmap(mean)(locations), expected)

@@ -6,6 +6,7 @@ cdf of the stretched variable is Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
@@ -13,16 +14,12 @@ from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution, Uniform, constraints
 from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import AffineTransform, SigmoidTransform
-from torch.distributions.utils import lazy_property
 from torch.nn.functional import logsigmoid
 
-from hardconcrete.distributions.bounds import Ends
+from hardconcrete.distributions.base import Ends
 from hardconcrete.distributions.quadrature import integrate
-from hardconcrete.distributions.rectified import Rectified
+from hardconcrete.distributions.rectified import MARGIN, Rectified
 from hardconcrete.errors import ArgumentError
-
-MARGIN = 1e-6
-"""Uniform noise is kept this far from 0 and 1, where its logit would be infinite."""
 
 
 class HardConcrete(Rectified):
@@ -30,7 +27,8 @@ class HardConcrete(Rectified):
 
     Args:
         log_alpha: the location, one per gate; large is open, small is shut.
-        temperature: beta; near 0 the gate is a Bernoulli variable. A tensor may be learnt.
+        temperature: beta; near 0 the gate is a Bernoulli variable. A tensor may be learnt, and is
+            the form for annealing in compiled code, which treats a number as a constant.
         low: gamma, below 0. What the stretch carries below 0 becomes exactly 0.
         high: zeta, above 1. What the stretch carries above 1 becomes exactly 1.
         validate_args: as in ``torch.distributions``; never done inside ``torch.compile``, where
@@ -65,24 +63,18 @@ class HardConcrete(Rectified):
         high: float = 1.1,
         validate_args: bool | None = None,
     ) -> None:
-        if not low < 0 < 1 < high:
+        low, high = float(low), float(high)
+        if not -math.inf < low < 0 < 1 < high < math.inf:
             raise ArgumentError(
-                f"the stretch (low, high) = ({low}, {high}) must reach beyond [0, 1]: "
-                "low < 0 and high > 1"
+                f"the stretch (low, high) = ({low}, {high}) must be finite, "
+                "with low < 0 and high > 1"
             )
-        self.log_alpha = _at_least_float32(torch.as_tensor(log_alpha))
-        self.temperature = self._as_temperature(temperature)
+        self.log_alpha, self.temperature = _alike(log_alpha, temperature)
+        # A number is remembered as one: whether two are equal is then known without a tensor.
+        self._fixed_temperature = None if isinstance(temperature, Tensor) else float(temperature)
         self.low, self.high = low, high
         shape = torch.broadcast_tensors(self.log_alpha, self.temperature)[0].shape
         self._init_shape(shape, validate_args)
-
-    def _as_temperature(self, temperature: Tensor | float) -> Tensor:
-        """A number is remembered as one: whether two are equal is then known without a tensor."""
-        self._fixed_temperature: float | None = None
-        if isinstance(temperature, Tensor):
-            return _at_least_float32(temperature)
-        self._fixed_temperature = float(temperature)
-        return torch.full((), temperature, dtype=self.log_alpha.dtype, device=self.log_alpha.device)
 
     def _init_shape(self, batch_shape: torch.Size, validate_args: bool | None) -> None:
         if torch.compiler.is_compiling():
@@ -102,10 +94,26 @@ class HardConcrete(Rectified):
         return new
 
     def __repr__(self) -> str:
-        return Distribution.__repr__(self)
+        return f"{Distribution.__repr__(self)[:-1]}, low: {self.low}, high: {self.high})"
 
-    @lazy_property
-    def base(self) -> Distribution:
+    @classmethod
+    def with_open_probability(
+        cls, probability: Tensor | float, temperature: Tensor | float = 2 / 3, **stretch: Any
+    ) -> Self:
+        """The gate that is open with a given probability: a prior such as "10% of the time".
+
+        Example:
+            >>> import hardconcrete as hc
+            >>> hc.HardConcrete.with_open_probability(0.1).open_probability
+            tensor(0.1000)
+        """
+        probability = torch.as_tensor(probability)
+        origin = cls(torch.zeros_like(probability), temperature, **stretch)
+        log_alpha = torch.logit(probability) + origin.temperature * origin._logit_zero
+        return cls(log_alpha, temperature, **stretch)
+
+    @property
+    def base(self) -> Distribution:  # type: ignore[override]
         """The stretched binary concrete, before rectification (eq. 10), from torch's own parts."""
         uniform = Uniform(torch.zeros_like(self.log_alpha), torch.ones_like(self.log_alpha))
         return TransformedDistribution(
@@ -118,14 +126,11 @@ class HardConcrete(Rectified):
             ],
         )
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """A differentiable sample, from logistic noise (eqs. 10 and 11)."""
-        uniform = torch.rand(
-            self._extended_shape(sample_shape),
-            dtype=self.log_alpha.dtype,
-            device=self.log_alpha.device,
-        )
-        return self._from_logistic(uniform.logit_(eps=MARGIN))
+        return self._from_logistic(self._uniform(sample_shape, generator).logit_(eps=MARGIN))
 
     def icdf(self, value: Tensor) -> Tensor:
         """The gate at a quantile of the noise: eqs. 10 and 11 with u = ``value``."""
@@ -149,29 +154,13 @@ class HardConcrete(Rectified):
         return torch.sigmoid(-self._log_odds(self._logit_zero))
 
     @property
-    def mean(self) -> Tensor:
-        """E[z]: the integral of 1 - Q(s) over (0, 1), taken over t = L(s), where it is smooth."""
-
-        def survival(t: Tensor) -> Tensor:
-            slope = torch.sigmoid(t) * torch.sigmoid(-t) * (self.high - self.low)
-            return torch.sigmoid(-self._log_odds(t)) * slope
-
-        return integrate(survival, *self._logit_ends)
-
-    @property
     def variance(self) -> Tensor:
-        """E[(z - E z)^2] over the three parts of eq. 26, the middle one over t = L(s)."""
+        """E[(z - E z)^2] over the three parts of eq. 26."""
         mean = self.mean
-
-        def middle(t: Tensor) -> Tensor:
-            s = torch.sigmoid(t) * (self.high - self.low) + self.low
-            odds = self._log_odds(t)
-            density = torch.sigmoid(odds) * torch.sigmoid(-odds) * self.temperature
-            return (s - mean).square() * density
-
         shut = self.closed_probability * mean.square()
         saturated = self._log_saturated.exp() * (1 - mean).square()
-        return shut + integrate(middle, *self._logit_ends) + saturated
+        middle = self._integrate(lambda s: (s - mean).square() * self._log_density(s).exp())
+        return shut + middle + saturated
 
     def readout(self, rule: str) -> Tensor:
         """The gate at test time, by a named rule.
@@ -194,9 +183,15 @@ class HardConcrete(Rectified):
         """L(1) = log((1 - gamma) / (zeta - 1))."""
         return math.log((1 - self.low) / (self.high - 1))
 
-    @property
-    def _logit_ends(self) -> Ends:
-        return self._constant(self._logit_zero), self._constant(self._logit_one)
+    def _integrate(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Integral over (0, 1), taken over t = L(s): there the integrands are smooth."""
+
+        def substituted(t: Tensor) -> Tensor:
+            s = torch.sigmoid(t) * (self.high - self.low) + self.low
+            return function(s) * torch.sigmoid(t) * torch.sigmoid(-t) * (self.high - self.low)
+
+        ends = (self._logit_zero, (self._logit_zero + self._logit_one) / 2, self._logit_one)
+        return integrate(substituted, torch.stack([self._constant(end) for end in ends]))
 
     @property
     def _base_ends(self) -> Ends:
@@ -221,14 +216,22 @@ class HardConcrete(Rectified):
         slope = self.temperature.log() + math.log(self.high - self.low) - above - below
         return logsigmoid(odds) + logsigmoid(-odds) + slope
 
-    @property
-    def _log_closed(self) -> Tensor:
-        return logsigmoid(self._log_odds(self._logit_zero))
-
-    @property
-    def _log_saturated(self) -> Tensor:
-        return logsigmoid(-self._log_odds(self._logit_one))
+    def _log_tails(self, point: float) -> tuple[Tensor, Tensor]:
+        odds = self._log_odds(self._logit_zero if point == 0 else self._logit_one)
+        return logsigmoid(odds), logsigmoid(-odds)
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+def _alike(log_alpha: Tensor | float, temperature: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Both as tensors of one dtype, at least float32; a number follows the other to its device."""
+    tensors = [value for value in (log_alpha, temperature) if isinstance(value, Tensor)]
+    dtype = torch.float32 if tensors else torch.get_default_dtype()
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    device = tensors[0].device if tensors else None
+    first, second = (
+        value.to(dtype)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=dtype, device=device)
+        for value in (log_alpha, temperature)
+    )
+    return first, second

@@ -8,11 +8,11 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributions import kl as torch_kl
 from torch.distributions import register_kl
 
 from hardconcrete.distributions.hard_concrete import HardConcrete
-from hardconcrete.distributions.quadrature import integrate
-from hardconcrete.distributions.rectified import PANELS, Rectified
+from hardconcrete.distributions.rectified import Rectified
 
 
 def kl_rectified(q: Rectified, p: Rectified) -> Tensor:
@@ -36,19 +36,17 @@ def _kl_of_masses(q: Rectified, p: Rectified) -> Tensor:
 def _expected_difference(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Q (log Q - log P), which is 0 where Q is 0 and infinite where only P is 0."""
     impossible = log_q == -math.inf
-    log_q, log_p = torch.broadcast_tensors(log_q, log_p)
     finite_q = torch.where(impossible, 0.0, log_q)
     return torch.where(impossible, 0.0, finite_q.exp() * (finite_q - log_p))
 
 
 def _middle_by_quadrature(q: Rectified, p: Rectified) -> Tensor:
     """The integral of q(s) (log q(s) - log p(s)) over the part of (0, 1) that q reaches."""
-    lower, upper, p_lower, p_upper = torch.broadcast_tensors(*q._ends, *p._ends)
-    value = integrate(
-        lambda s: _expected_difference(q._log_density(s), p._log_density(s)),
-        lower,
-        upper,
-        panels=PANELS,
+    lower, upper = q._ends
+    p_lower, p_upper = p._ends
+    shape = (lower - p_lower).shape
+    value = q.expand(shape)._integrate(
+        lambda s: _expected_difference(q._log_density(s), p._log_density(s))
     )
     uncovered = (lower < upper) & ((p_lower > lower) | (p_upper < upper))
     return torch.where(uncovered, math.inf, value)
@@ -84,22 +82,24 @@ def _h(x: Tensor) -> Tensor:
 
 
 def _equal_temperature(q: HardConcrete, p: HardConcrete) -> bool:
-    """Whether the temperatures are known to be equal; values are not looked at while compiling."""
-    if q._fixed_temperature is not None and p._fixed_temperature is not None:
-        return q._fixed_temperature == p._fixed_temperature
+    """Whether the temperatures are the same number or the same tensor.
+
+    Equal values of two tensors do not count: one of them may be learnt, and the closed form has
+    no derivative for one temperature alone.
+    """
     if q.temperature is p.temperature:
         return True
-    return not torch.compiler.is_compiling() and torch.equal(q.temperature, p.temperature)
+    return q._fixed_temperature is not None and q._fixed_temperature == p._fixed_temperature
 
 
 def _register() -> None:
-    """Tell torch, and ask it once per pair: it remembers the answer, as compiled code needs."""
-    uniform = Rectified(torch.distributions.Uniform(-0.1, 1.1))
+    """Tell torch, and write down its answer for each pair: compiled code cannot search for it."""
     register_kl(Rectified, Rectified)(kl_rectified)
     register_kl(HardConcrete, HardConcrete)(kl_hard_concrete)
-    for q in (HardConcrete(0.0), uniform):
-        for p in (HardConcrete(0.0), uniform):
-            torch.distributions.kl_divergence(q, p)
+    for q in (Rectified, HardConcrete):
+        for p in (Rectified, HardConcrete):
+            both = q is p is HardConcrete
+            torch_kl._KL_MEMOIZE[q, p] = kl_hard_concrete if both else kl_rectified
 
 
 _register()

@@ -11,25 +11,23 @@ import torch
 from torch import Tensor
 
 NODES = 32
-"""Nodes in a panel: 1e-14 on the analytic integrands of a hard concrete with temperature <= 1."""
+"""Nodes in a panel."""
 
 
-def integrate(
-    function: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, *, panels: int = 1
-) -> Tensor:
-    """Integral of ``function`` from ``lower`` to ``upper``, for every element of these.
+def integrate(function: Callable[[Tensor], Tensor], edges: Tensor) -> Tensor:
+    """Integral of ``function`` from the first to the last of ``edges``, for every element.
 
-    The interval is cut into equal panels of ``NODES`` nodes. The function receives its arguments
-    with one more dimension in front, that of the nodes. A product and a sum, not a matrix product:
-    autocast would compute the latter in bf16.
+    ``edges`` [panels + 1, ...] cut the interval where the integrand changes its character; a panel
+    may be empty. The function receives its arguments with two dimensions in front, panels and
+    nodes. A product and a sum, not a matrix product: autocast would compute the latter in bf16.
     """
-    nodes, weights = _fejer(lower)
-    offsets = torch.arange(panels, dtype=lower.dtype, device=lower.device)
-    nodes = ((offsets[:, None] + nodes) / panels).view(-1, *[1] * lower.dim())
-    values = function(lower + (upper - lower) * nodes).unflatten(0, (panels, NODES))
-    weights = weights.view(1, -1, *[1] * (values.dim() - 2)) / panels
-    total: Tensor = (weights * values).sum((0, 1))
-    return (upper - lower) * total
+    nodes, weights = _fejer(edges)
+    column = (-1,) + (1,) * (edges.dim() - 1)
+    start, width = edges[:-1, None], edges.diff(dim=0)[:, None]
+    values = function(start + width * nodes.view(column))
+    column = (-1,) + (1,) * (values.dim() - 2)
+    total: Tensor = (width * weights.view(column) * values).sum((0, 1))
+    return total
 
 
 def _fejer(like: Tensor) -> tuple[Tensor, Tensor]:

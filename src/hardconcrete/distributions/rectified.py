@@ -1,20 +1,24 @@
 """The paper's general recipe (section 2.1): any continuous variable, rectified to [0, 1]."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution, constraints
 from torch.distributions.constraints import Constraint
-from torch.distributions.utils import lazy_property
 
-from hardconcrete.distributions.bounds import Ends, interior, support_ends
+from hardconcrete.distributions.base import Ends, example, interior, log_tails, support_ends
 from hardconcrete.distributions.quadrature import integrate
 from hardconcrete.errors import ArgumentError
 
-PANELS = 8
-"""Panels of the quadrature over (0, 1): resolves a base as narrow as 0.01 to about 1e-6."""
+MARGIN = 1e-6
+"""Uniform noise is kept this far from 0 and 1, where a quantile may be infinite."""
+
+LEVELS = (1e-6, 1e-3, 0.1, 0.5, 0.9, 1 - 1e-3, 1 - 1e-6)
+"""Quantiles of the base between which it is integrated, so that a narrow one is resolved as well
+as a wide one. A base without an icdf is cut at these places of (0, 1) instead."""
 
 
 class Rectified(Distribution):
@@ -25,7 +29,9 @@ class Rectified(Distribution):
 
     Args:
         base: a scalar, continuous, reparameterizable distribution with a ``cdf``, over the reals
-            or an interval. Its batch shape is that of the gates.
+            or an interval. Its batch shape is that of the gates. Moments and divergences are
+            integrated numerically, to about 1e-9 where the base has an ``icdf`` and a smooth
+            density; without an ``icdf``, only as well as some 200 fixed nodes resolve it.
         validate_args: as in ``torch.distributions``.
 
     Example:
@@ -62,19 +68,30 @@ class Rectified(Distribution):
         """The unit interval, or the part of it that the base reaches."""
         return constraints.interval(*self._ends)
 
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        """A differentiable sample: the base's, rectified (eq. 5)."""
-        return self.base.rsample(sample_shape).clamp(0, 1)
+    def rsample(
+        self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """A differentiable sample: the base's, rectified (eq. 5).
+
+        With a ``generator`` of its own it is drawn through the base's ``icdf``.
+        """
+        if generator is None:
+            return self.base.rsample(sample_shape).clamp(0, 1)
+        return self.icdf(self._uniform(sample_shape, generator).clamp_(MARGIN, 1 - MARGIN))
+
+    def _uniform(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+        shape, like = self._extended_shape(sample_shape), self._like
+        return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
 
     @property
     def closed_probability(self) -> Tensor:
         """P(z = 0) = Q(0), the probability that the gate is shut."""
-        return self._base_cdf(self._constant(0.0))
+        return self._log_closed.exp()
 
     @property
     def open_probability(self) -> Tensor:
         """P(z != 0) = 1 - Q(0), the term that the L0 penalty sums (eq. 6)."""
-        return 1 - self.closed_probability
+        return self._log_tails(0.0)[1].exp()
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(z <= value): that of the base below 1, and 1 from there on."""
@@ -85,7 +102,7 @@ class Rectified(Distribution):
 
     def icdf(self, value: Tensor) -> Tensor:
         """The smallest z whose cdf reaches ``value``; needs a base with an ``icdf``."""
-        return self.base.icdf(value).clamp(0, 1)
+        return self._base_icdf(value).clamp(0, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log mass at exactly 0 and 1, log density between them (eq. 26)."""
@@ -94,24 +111,21 @@ class Rectified(Distribution):
         between = (value > 0) & (value < 1)
         density = self._log_density(torch.where(between, value, 0.5))
         mass = torch.where(value == 0, self._log_closed, self._log_saturated)
-        outside = (value < 0) | (value > 1)
-        return torch.where(between, density, torch.where(outside, -math.inf, mass))
+        outside = torch.where(value.isnan(), math.nan, -math.inf)
+        on_mass = (value == 0) | (value == 1)
+        return torch.where(between, density, torch.where(on_mass, mass, outside))
 
     @property
     def mean(self) -> Tensor:
         """E[z], the integral of 1 - Q(s) over (0, 1)."""
-        lower, upper = self._ends
-        return lower + integrate(lambda s: 1 - self._base_cdf(s), lower, upper, panels=PANELS)
+        return (self._ends[0] + self._integrate(lambda s: 1 - self._base_cdf(s))).clamp(0, 1)
 
     @property
     def variance(self) -> Tensor:
         """E[(z - E z)^2], from the integral of 2 (s - E z)(1 - Q(s)) over (0, 1)."""
-        lower, upper = self._ends
         mean = self.mean
-        tail = integrate(
-            lambda s: 2 * (s - mean) * (1 - self._base_cdf(s)), lower, upper, panels=PANELS
-        )
-        return ((lower - mean).square() + tail).clamp_min(0)
+        tail = self._integrate(lambda s: 2 * (s - mean) * (1 - self._base_cdf(s)))
+        return ((self._ends[0] - mean).square() + tail).clamp_min(0)
 
     def readout(self, rule: str) -> Tensor:
         """The gate at test time, by a named rule.
@@ -132,7 +146,7 @@ class Rectified(Distribution):
 
     # What the formulas above and the divergence need of a base; HardConcrete has closed forms.
 
-    @lazy_property
+    @property
     def _base_ends(self) -> Ends:
         lower, upper = (end.to(self._like) for end in support_ends(self.base))
         return lower.expand(self.batch_shape), upper.expand(self.batch_shape)
@@ -142,6 +156,27 @@ class Rectified(Distribution):
         """The part of [0, 1] between its ends that the base reaches."""
         lower, upper = self._base_ends
         return lower.clamp(0, 1), upper.clamp(0, 1)
+
+    def _integrate(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Integral over the part of (0, 1) that the base reaches, in panels at its quantiles."""
+        lower, upper = self._ends
+        with torch.no_grad():
+            levels = torch.stack([self._constant(level) for level in LEVELS])
+            try:
+                inner = self.base.icdf(levels)
+            except NotImplementedError:
+                inner = lower + (upper - lower) * levels
+        inner = torch.maximum(torch.minimum(inner, upper), lower)
+        return integrate(function, torch.cat([lower[None], inner, upper[None]]))
+
+    def _base_icdf(self, value: Tensor) -> Tensor:
+        try:
+            return self.base.icdf(value)
+        except NotImplementedError as error:
+            raise ArgumentError(
+                f"quantiles of {self} need a base with an icdf, which {type(self.base).__name__} "
+                "has not"
+            ) from error
 
     def _base_cdf(self, s: Tensor) -> Tensor:
         """Q(s), for s outside the support of the base too."""
@@ -157,30 +192,35 @@ class Rectified(Distribution):
         value = self.base.log_prob(torch.where(inside, s, interior(lower, upper)))
         return torch.where(inside, value, -math.inf)
 
+    def _log_tails(self, point: float) -> tuple[Tensor, Tensor]:
+        """Log of Q(point) and of 1 - Q(point), for points outside the support too."""
+        lower, upper = self._base_ends
+        inside = (lower < point) & (upper > point)
+        below, above = log_tails(self.base, torch.where(inside, point, interior(lower, upper)))
+        shut = upper <= point
+        certainly_below = torch.where(shut, 0.0, -math.inf).to(below)
+        certainly_above = torch.where(shut, -math.inf, 0.0).to(above)
+        return torch.where(inside, below, certainly_below), torch.where(
+            inside, above, certainly_above
+        )
+
     @property
     def _log_closed(self) -> Tensor:
         """Log P(z = 0)."""
-        return _log(self.closed_probability)
+        return self._log_tails(0.0)[0]
 
     @property
     def _log_saturated(self) -> Tensor:
         """Log P(z = 1)."""
-        return _log(1 - self._base_cdf(self._constant(1.0)))
+        return self._log_tails(1.0)[1]
 
-    @lazy_property
+    @property
     def _like(self) -> Tensor:
-        """An element with the dtype and device of the gates."""
-        with torch.no_grad():
-            return self.base.sample().new_zeros(())
+        """A tensor with the dtype and device of the gates."""
+        return example(self.base)
 
     def _constant(self, value: float) -> Tensor:
         return torch.full(self.batch_shape, value, dtype=self._like.dtype, device=self._like.device)
-
-
-def _log(probability: Tensor) -> Tensor:
-    """The logarithm, -inf at 0 without a NaN in its gradient."""
-    positive = probability > 0
-    return torch.where(positive, torch.where(positive, probability, 1.0).log(), -math.inf)
 
 
 def _refuse_unusable(base: Distribution) -> None:
@@ -199,8 +239,10 @@ def _refuse_unusable(base: Distribution) -> None:
             f"Rectified needs a continuous base with rsample, for a gradient; {name} has none"
         )
     core = base
-    while isinstance(core, TransformedDistribution):
-        core = core.base_dist
+    while type(core).cdf is TransformedDistribution.cdf:
+        if not all(transform.bijective for transform in core.transforms):  # type: ignore[attr-defined]
+            raise ArgumentError(f"Rectified needs a base with a cdf; {name} folds its own with abs")
+        core = core.base_dist  # type: ignore[attr-defined]
     if type(core).cdf is Distribution.cdf:
         raise ArgumentError(
             f"Rectified needs a base with a cdf, for P(open) = 1 - Q(0); "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers; line styles differ as well.
+# Okabe and Ito's palette, which colour-blind readers tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 
 STYLE: dict[Any, Any] = {

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Exponential, Normal, TransformedDistribution, Uniform
 from torch.distributions.transforms import AffineTransform, ExpTransform, SigmoidTransform
 
-from hardconcrete.distributions.bounds import interior, support_ends
+from hardconcrete.distributions.base import interior, support_ends
 
 LOGISTIC = [SigmoidTransform().inv, AffineTransform(-40.0, 2.0)]
 

@@ -1,10 +1,11 @@
-"""The interval a scalar distribution lives on."""
+"""What the general recipe needs to know of a base: its ends, its tails, its quantiles, its kind."""
 
 import math
+from functools import singledispatch
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, TransformedDistribution
+from torch.distributions import Distribution, Normal, TransformedDistribution
 from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 
@@ -17,11 +18,11 @@ def support_ends(distribution: Distribution) -> Ends:
     A transformed distribution declares the codomain of its last transform, which for an affine
     one is the whole line; here the ends are carried through the transforms instead.
     """
-    if not isinstance(distribution, TransformedDistribution):
+    if not _declares_codomain(distribution):
         lower, upper = _constraint_ends(distribution.support)
         return torch.as_tensor(lower), torch.as_tensor(upper)
-    ends = support_ends(distribution.base_dist)
-    for transform in distribution.transforms:
+    ends = support_ends(distribution.base_dist)  # type: ignore[attr-defined]
+    for transform in distribution.transforms:  # type: ignore[attr-defined]
         ends = _carry(transform, ends)
     return ends
 
@@ -32,6 +33,39 @@ def interior(lower: Tensor, upper: Tensor) -> Tensor:
     start = torch.where(lower_known, lower, torch.where(upper_known, upper - 2, -1.0))
     end = torch.where(upper_known, upper, torch.where(lower_known, lower + 2, 1.0))
     return 0.5 * (start + end)
+
+
+@singledispatch
+def log_tails(base: Distribution, s: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithms of Q(s) and of 1 - Q(s), as exact as the cdf of the base allows."""
+    below = base.cdf(s)
+    return _log(below), _log(1 - below)
+
+
+@log_tails.register
+def _(base: Normal, s: Tensor) -> tuple[Tensor, Tensor]:
+    """A normal tail is still a number where its cdf has rounded to 0 or 1."""
+    standard = (s - base.loc) / base.scale
+    return torch.special.log_ndtr(standard), torch.special.log_ndtr(-standard)
+
+
+def example(base: Distribution) -> Tensor:
+    """An empty tensor with the dtype and device of the base, without drawing a sample."""
+    if isinstance(base, TransformedDistribution):
+        value = example(base.base_dist)
+        for transform in base.transforms:
+            value = transform(value)
+        return value
+    parameters = [getattr(base, name) for name in base.arg_constraints]
+    first = next(value for value in parameters if isinstance(value, Tensor))
+    return first.new_empty((0, *base.batch_shape))
+
+
+def _declares_codomain(distribution: Distribution) -> bool:
+    return (
+        isinstance(distribution, TransformedDistribution)
+        and type(distribution).support is TransformedDistribution.support
+    )
 
 
 def _constraint_ends(constraint: Constraint | None) -> tuple[Tensor | float, Tensor | float]:
@@ -53,3 +87,9 @@ def _carry(transform: Transform, ends: Ends) -> Ends:
         at_edge = end == edge
         images.append(torch.where(at_edge, limit, transform(torch.where(at_edge, inside, end))))
     return torch.minimum(*images), torch.maximum(*images)
+
+
+def _log(probability: Tensor) -> Tensor:
+    """The logarithm, -inf at 0 without a NaN in its gradient."""
+    positive = probability > 0
+    return torch.where(positive, torch.where(positive, probability, 1.0).log(), -math.inf)
