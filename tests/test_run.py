@@ -43,8 +43,8 @@ def python(project: Path, old: int = 0, no_venv: int = 0, no_network: int = 0) -
     write(project / "tools/python3", text)
 
 
-def call(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": str(project / "tools"), "HOME": str(project)}
+def call(project: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(project / "tools"), "HOME": str(project), **variables}
     command = [shutil.which("sh"), str(project / "run"), *arguments]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -59,9 +59,15 @@ def test_a_missing_venv_module_is_answered_with_its_package(project: Path) -> No
 
 
 def test_an_old_or_missing_python_is_named(project: Path) -> None:
-    assert "No Python 3.11 or newer" in call(project, "demo").stderr
-    python(project, old=1)
-    assert "No Python 3.11 or newer" in call(project, "demo").stderr
+    for prepare in (lambda: None, lambda: python(project, old=1)):
+        prepare()
+        answer = call(project, "demo")
+        assert answer.returncode == 1
+        assert "No Python 3.11 or newer was found as python3" in answer.stderr
+    python(project)
+    answer = call(project, "demo", PYTHON="python3.99")
+    assert answer.returncode == 1
+    assert "found as python3.99" in answer.stderr
 
 
 def test_a_failed_download_is_retried_then_named(project: Path) -> None:
@@ -82,6 +88,31 @@ def test_a_second_call_skips_what_is_done(project: Path) -> None:
     (project / "constraints.txt").write_text("torch==0\n")
     assert "installing" in call(project, "demo").stdout
     assert "making .venv" not in call(project, "demo").stdout
+    assert "installing" in call(project, "demo", PIP_EXTRA_INDEX_URL="https://example.org").stdout
+
+
+def test_the_test_environment_serves_the_demo(project: Path) -> None:
+    python(project)
+    for tool in ("ruff", "mypy", "lint-imports", "pytest", "hardconcrete"):
+        write(project / "tools" / tool, f'#!/bin/sh\necho "{tool} $*"\n')
+    assert "pytest --cov --cov-report=term\n" in call(project, "test").stdout
+    assert "pytest -k kl\n" in call(project, "test", "-k", "kl").stdout
+    assert call(project, "demo").stdout == "hardconcrete demo\n"
+
+
+def test_a_moved_project_makes_its_environment_anew(project: Path) -> None:
+    python(project)
+    write(project / "tools/hardconcrete", "#!/bin/sh\n")
+    call(project, "demo")
+    moved = project.rename(project.with_name("moved here"))
+    assert "making .venv" in call(moved, "demo").stdout
+
+
+def test_a_link_to_it_is_refused(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "run").symlink_to(project / "run")
+    shutil.copytree(project / "tools", elsewhere / "tools", symlinks=True)
+    assert "is not the project" in call(elsewhere, "demo").stderr
 
 
 def test_help_and_unknown_jobs(project: Path) -> None:
@@ -94,3 +125,4 @@ def test_help_and_unknown_jobs(project: Path) -> None:
 def test_it_is_executable_and_posix() -> None:
     assert os.access(ROOT / "run", os.X_OK)
     assert (ROOT / "run").read_text().startswith("#!/bin/sh\n")
+    subprocess.run([shutil.which("sh"), "-n", str(ROOT / "run")], check=True)
