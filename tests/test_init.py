@@ -9,7 +9,19 @@ import pytest
 
 import hardconcrete as hc
 
-PUBLIC = ["HardConcrete", "HardConcreteError", "Rectified"]
+PUBLIC = [
+    "GatedModel",
+    "Group",
+    "HardConcrete",
+    "HardConcreteError",
+    "L0Penalty",
+    "Rectified",
+    "Site",
+    "attach_gates",
+    "parameter_groups",
+    "recalibrate",
+    "remove_gates",
+]
 
 
 def test_the_public_names_are_pinned_and_sorted() -> None:
@@ -46,5 +58,5 @@ def test_import_costs_little_more_than_torch() -> None:
 
 def test_help_answers_within_a_second_and_without_torch() -> None:
     code = "import sys; from hardconcrete.cli import app; assert 'torch' not in sys.modules"
-    assert seconds(code) < 1
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert min(seconds("from hardconcrete.cli import app; app(['--help'])") for _ in range(3)) < 1

@@ -10,22 +10,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hardconcrete.distributions import HardConcrete, Rectified
     from hardconcrete.errors import HardConcreteError
+    from hardconcrete.gating import (
+        GatedModel,
+        Group,
+        Site,
+        attach_gates,
+        parameter_groups,
+        remove_gates,
+    )
+    from hardconcrete.objective import L0Penalty, recalibrate
 
 __version__ = "0.1.0"
 
-__all__ = ["HardConcrete", "HardConcreteError", "Rectified"]
+__all__ = [
+    "GatedModel",
+    "Group",
+    "HardConcrete",
+    "HardConcreteError",
+    "L0Penalty",
+    "Rectified",
+    "Site",
+    "attach_gates",
+    "parameter_groups",
+    "recalibrate",
+    "remove_gates",
+]
 
 _HOME = {
-    "HardConcrete": "distributions",
-    "HardConcreteError": "errors",
-    "Rectified": "distributions",
+    "distributions": ("HardConcrete", "Rectified"),
+    "errors": ("HardConcreteError",),
+    "gating": (
+        "GatedModel",
+        "Group",
+        "Site",
+        "attach_gates",
+        "parameter_groups",
+        "remove_gates",
+    ),
+    "objective": ("L0Penalty", "recalibrate"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'hardconcrete' has no attribute {name!r}")
-    return getattr(import_module(f"hardconcrete.{_HOME[name]}"), name)
+    for folder, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"hardconcrete.{folder}"), name)
+    raise AttributeError(f"module 'hardconcrete' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

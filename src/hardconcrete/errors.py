@@ -23,7 +23,34 @@ class ArgumentError(HardConcreteError, ValueError):
         ...     hc.HardConcrete(torch.zeros(3), low=0.1)
         ... except ValueError as error:
         ...     print(error)
-        the stretch (low, high) = (0.1, 1.1) must reach beyond [0, 1]: low < 0 and high > 1
+        the stretch (low, high) = (0.1, 1.1) must be finite, with low < 0 and high > 1
+    """
+
+
+class SiteError(HardConcreteError, ValueError):
+    """A place for gates that the model does not have, or that cannot be gated.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> try:
+        ...     hc.attach_gates(torch.nn.Linear(3, 2), torch.zeros(1, 3), sites=["fc:in"])
+        ... except hc.HardConcreteError as error:
+        ...     print(error)
+        'fc:in': there is no module 'fc'
+    """
+
+
+class GateError(HardConcreteError, RuntimeError):
+    """A gated model was used in a way that gives its gates no value, or two.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gated = hc.attach_gates(torch.nn.Linear(3, 2), torch.zeros(1, 3), sites=[":in"])
+        >>> try:
+        ...     gated.model(torch.zeros(1, 3))
+        ... except hc.HardConcreteError as error:
+        ...     print(str(error).partition(";")[0])
+        gates have no value here: in training they are drawn for one call of the GatedModel
     """
 
 

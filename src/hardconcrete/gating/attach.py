@@ -1,0 +1,193 @@
+"""Putting gates on a model and taking them off. Everything is checked before anything changes."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.distributions import HardConcrete
+from hardconcrete.errors import ArgumentError, SiteError
+from hardconcrete.gating.bank import Gate, GateBank
+from hardconcrete.gating.faces import with_faces
+from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.gating.groups import Group, make_groups, per_group
+from hardconcrete.gating.module_gates import ModuleGates, Multiplier
+from hardconcrete.gating.site import Site, named_sites
+from hardconcrete.gating.swap import is_swapped, restore, swap
+
+SPREAD = 0.01
+"""Standard deviation of the initial locations (section 4)."""
+
+Sample = Literal["batch", "example"]
+
+
+def attach_gates(
+    model: nn.Module,
+    example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    sites: Sequence[Site | str],
+    droprate: float | Mapping[str, float] = 0.5,
+    gate: Gate = HardConcrete,
+    sample: Sample = "batch",
+    readout: str = "paper",
+) -> GatedModel:
+    """Put a gate on every unit of ``sites``, in place.
+
+    Args:
+        model: any module; it stays the same object, and its parameters stay its own.
+        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        kwargs: keyword inputs of the same call.
+        sites: ``Site``s or shorthands, such as ``["conv1:out", "fc1:in"]``.
+        droprate: p in (0, 1), one or by group: log_alpha starts near log((1 - p) / p).
+        gate: turns log_alpha into a ``Rectified``: another temperature, stretch or distribution.
+            A module is registered, so that what it learns is learnt too.
+        sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
+        readout: the rule for the gates at test time; see ``HardConcrete.readout``.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        >>> droprate = {"0:in": 0.2, "1:in": 0.5}
+        >>> gated = hc.attach_gates(model, torch.zeros(2, 4), sites=[*droprate], droprate=droprate)
+        >>> gated.gates.log_alpha.shape
+        torch.Size([7])
+    """
+    if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
+        raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
+    if sample not in ("batch", "example"):
+        raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
+    groups = make_groups(model, named_sites(model, sites))
+    sizes = [group.units for group in groups]
+    bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
+    placed = _placements(model, groups)
+    if sample == "example":
+        _refuse_without_activation(placed, bank)
+    _refuse_recurrent(placed)
+    gated = GatedModel(model, bank, groups, sample)
+    gated.training = model.training
+    try:
+        for module, multipliers in placed.items():
+            swap(module, ModuleGates(bank, tuple(multipliers)))
+        _probe(gated, example_inputs, kwargs or {})
+    except BaseException:
+        remove_gates(gated)
+        raise
+    return gated
+
+
+def remove_gates(gated: GatedModel) -> nn.Module:
+    """Take the gates off: the user's module, its classes and parameters as they were.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layer = torch.nn.Linear(4, 3)
+        >>> gated = hc.attach_gates(layer, torch.zeros(2, 4), sites=[":in"])
+        >>> hc.remove_gates(gated) is layer, type(layer)
+        (True, <class 'torch.nn.modules.linear.Linear'>)
+    """
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(
+            f"remove_gates takes what attach_gates returned, not a {type(gated).__name__}"
+        )
+    for module in gated.model.modules():
+        if is_swapped(module):
+            restore(module)
+    return gated.model
+
+
+def _initial_locations(
+    model: nn.Module, groups: tuple[Group, ...], droprate: float | Mapping[str, float]
+) -> Tensor:
+    """Normal around log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
+    device = model.get_parameter(groups[0].site.names[0]).device
+    parts = []
+    for group, p in zip(groups, per_group(groups, droprate, "droprate"), strict=True):
+        if not isinstance(p, int | float) or not 0 < p < 1:
+            raise ArgumentError(f"{group.name}: droprate={p} must lie between 0 and 1, exclusive")
+        location = math.log1p(-p) - math.log(p)
+        parts.append(
+            location + SPREAD * torch.randn(group.units, device=device, dtype=torch.float32)
+        )
+    return torch.cat(parts)
+
+
+def _placements(model: nn.Module, groups: tuple[Group, ...]) -> dict[nn.Module, list[Multiplier]]:
+    """What multiplies which module; a tied parameter is gated under all of its names."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
+    for group in groups:
+        for name in group.site.names:
+            for alias, tensor in parameters.items():
+                if tensor is parameters[name]:
+                    path, _, attribute = alias.rpartition(".")
+                    multiplier = Multiplier(attribute, group.site.dim, group)
+                    owner = placed[model.get_submodule(path)]
+                    if multiplier not in owner:
+                        owner.append(multiplier)
+    return dict(placed)
+
+
+def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:
+    for module, multipliers in placed.items():
+        gates = with_faces(module, ModuleGates(bank, tuple(multipliers)))
+        for multiplier in multipliers:
+            name = multiplier.group.name
+            if multiplier.dim is None:
+                raise SiteError(
+                    f"{name}: single weights have no activation of their own, so they cannot "
+                    "have a gate per example; use sample='batch'"
+                )
+            if multiplier.group.index not in (gates.inner, gates.outer):
+                raise SiteError(
+                    f"{name}: a gate per example multiplies activations, known for the inputs, or "
+                    "the outputs with their bias, of dense and convolutional layers, not for "
+                    f"{type(module).__name__} here; use sample='batch'"
+                )
+
+
+def _refuse_recurrent(placed: dict[nn.Module, list[Multiplier]]) -> None:
+    for module, multipliers in placed.items():
+        if isinstance(module, nn.RNNBase):
+            raise SiteError(
+                f"{multipliers[0].group.name}: a {type(module).__name__} keeps copies of its "
+                "weights, which would hold a drawn gate after the call; gate what it reads from"
+            )
+
+
+def _probe(gated: GatedModel, example_inputs: Any, kwargs: Mapping[str, Any]) -> None:
+    """Call the model once: gates that its forward does not read would silently do nothing."""
+    args = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    bank, modes = gated.gates, {module: module.training for module in gated.modules()}
+    devices = [bank.log_alpha.device] if bank.log_alpha.is_cuda else []
+    bank.seen = set()
+    gated.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            gated(*args, **kwargs)
+        unread = _unread(gated, bank.seen)
+    finally:
+        bank.seen = None
+        for module, training in modes.items():
+            module.training = training
+    if unread:
+        raise SiteError(
+            f"{unread[0][0]}: the model's forward does not read {unread[0][1]} as an "
+            "attribute of its module, so a gate there would do nothing; gate a parameter that it "
+            "reads (recurrent layers keep copies of theirs)"
+        )
+
+
+def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[str, str]]:
+    """Groups and parameters of theirs that were read under none of their names."""
+    parameters = dict(gated.model.named_parameters(remove_duplicate=False))
+    read = {id(module._parameters[name]) for module, name in seen}
+    return [
+        (group.name, name)
+        for group in gated.groups
+        for name in group.site.names
+        if id(parameters[name]) not in read
+    ]

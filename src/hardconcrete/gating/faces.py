@@ -1,0 +1,112 @@
+"""The other face of a gate: plain layers multiply an activation instead of a parameter.
+
+One function, the same numbers: it is taken where the activation is the smaller tensor, and where
+every example has gates of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hardconcrete.errors import GateError
+from hardconcrete.gating.linear import gated_linear
+from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
+
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+def activation_forward(module: nn.Module) -> Forward | None:
+    """The gated forward of a dense or convolutional layer that holds its own weights.
+
+    Where a parametrization or a hook computes them, its parts are read, and gated, as parameters.
+    """
+    kind = type(module)
+    if not {"weight", "bias"} <= module._parameters.keys():
+        return None
+    if kind.forward is nn.Linear.forward:
+        return _linear
+    if kind.forward in (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward):
+        return _conv
+    return None
+
+
+def with_faces(module: nn.Module, gates: ModuleGates) -> ModuleGates:
+    """The gates, knowing which of them can multiply an activation of this module."""
+    if activation_forward(module) is None:
+        return gates
+    inner = outer = None
+    for multiplier in gates.multipliers:
+        if _on_inputs(module, multiplier):
+            inner = multiplier.group.index
+        elif _on_outputs(module, multiplier, gates.multipliers):
+            outer = multiplier.group.index
+    return replace(gates, inner=inner, outer=outer)
+
+
+def _on_inputs(module: Any, multiplier: Multiplier) -> bool:
+    """Whether gates multiply the inputs, each of which belongs to one gate."""
+    ungrouped = getattr(module, "groups", 1) == 1
+    return ungrouped and multiplier.parameter == "weight" and multiplier.dim == 1
+
+
+def _on_outputs(
+    module: nn.Module, multiplier: Multiplier, multipliers: Sequence[Multiplier]
+) -> bool:
+    """Whether gates multiply the outputs: all parameters are gated along them."""
+    own = [name for name, parameter in module._parameters.items() if parameter is not None]
+    return all(Multiplier(name, 0, multiplier.group) in multipliers for name in own)
+
+
+def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
+    inner, weight, bias, outer = _place(module, input)
+    if inner is not None and inner.dim() == 1:
+        return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
+    return _scaled(F.linear(_scaled(input, inner, 0), weight, bias), outer, trailing=0)
+
+
+def _conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    trailing = len(module.kernel_size)
+    inner, weight, bias, outer = _place(module, input)
+    output = module._conv_forward(_scaled(input, inner, trailing), weight, bias)
+    return _scaled(output, outer, trailing)
+
+
+def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gates left for the input, weight and bias times theirs, gates left for the output."""
+    gates: ModuleGates = module.__dict__[KEY]
+    values = gates.values(module, "weight", "bias")
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    inner = outer = None
+    if values[0].dim() > 1 or x.numel() < weight.numel():
+        inner, outer = gates.inner, gates.outer
+    for multiplier in gates.multipliers:
+        if multiplier.group.index in (inner, outer):
+            continue  # what multiplies the output multiplies its bias too
+        if multiplier.parameter == "weight":
+            weight = multiplier(weight, values)
+        else:
+            bias = multiplier(bias, values)
+    return (
+        None if inner is None else values[inner],
+        weight,
+        bias,
+        None if outer is None else values[outer],
+    )
+
+
+def _scaled(activation: Tensor, z: Tensor | None, trailing: int) -> Tensor:
+    """An activation times the gates of its channels, which lie before ``trailing`` dimensions."""
+    if z is None:
+        return activation
+    batched = activation.dim() - trailing > 1
+    if z.dim() > 1 and (not batched or len(z) != len(activation)):
+        raise GateError(
+            f"a gate per example was drawn for {len(z)} examples, and an activation has "
+            f"{len(activation)}: its dimension 0 must be the batch; or use sample='batch'"
+        )
+    between = activation.dim() - trailing - z.dim()
+    shape = (*z.shape[:-1], *[1] * between, z.shape[-1], *[1] * trailing)
+    return activation * z.reshape(shape).to(activation.dtype)

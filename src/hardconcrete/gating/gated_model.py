@@ -1,0 +1,125 @@
+"""A model with gates: drawn for each call in training, read out in evaluation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.groups import Group
+
+
+class GatedModel(nn.Module):
+    """What ``attach_gates`` returns: the user's model, its gates, and what can be asked of them.
+
+    Call it like the model. In training each call draws one z for all its examples (or one per
+    example); in evaluation the readout applies, also where ``gated.model`` is called directly.
+
+    Attributes:
+        model: the user's module, its state_dict keys and parameters unchanged.
+        gates: the bank, with ``gates.log_alpha`` for all units.
+        groups: what is gated, in the order of the bank.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        >>> gated = hc.attach_gates(model, torch.zeros(2, 4), sites=["0:in", "1:in"])
+        >>> gated(torch.ones(8, 4)).shape
+        torch.Size([8, 2])
+        >>> gated(torch.ones(8, 4), samples=5).shape    # five draws: average their losses (eq. 9)
+        torch.Size([5, 8, 2])
+        >>> {name: len(z) for name, z in gated.eval().gate_values().items()}
+        {'0:in': 4, '1:in': 3}
+    """
+
+    def __init__(
+        self, model: nn.Module, gates: GateBank, groups: tuple[Group, ...], sample: str
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.gates = gates
+        self.groups = groups
+        self.sample = sample
+        self.decayed_by_penalty: frozenset[str] = frozenset()
+        self.decayed_by_optimizer = False
+
+    def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
+        """The model's own forward, under one draw; with ``samples=L`` stacked over L draws."""
+        if samples is None and self.gates.held:
+            return self.model(*args, **kwargs)
+        if samples is None:
+            return self._drawn(args, kwargs)
+        if samples < 1:
+            raise ArgumentError(f"samples={samples} must be at least 1")
+        outputs = [self._drawn(args, kwargs) for _ in range(samples)]
+        return tree_map(_stacked, *outputs)
+
+    def _drawn(self, args: Any, kwargs: Any) -> Any:
+        with self.draw(_batch_size(args, kwargs) if self.sample == "example" else None):
+            return self.model(*args, **kwargs)
+
+    @contextmanager
+    def draw(self, batch_size: int | None = None) -> Iterator[None]:
+        """One draw for everything inside, for methods of the model other than its forward.
+
+        Args:
+            batch_size: needed where every example has gates of its own.
+        """
+        if self.sample == "example" and self.training and batch_size is None:
+            raise ArgumentError("with sample='example' a draw needs the batch size: draw(64)")
+        shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
+        drawn = self.gates.draw(shape) if self.training else None
+        # With gradients every module reads the gates itself, so that a recomputation does the same.
+        hold = not self.training and not torch.is_grad_enabled()
+        with self.gates.holding(drawn, self.gates.readout() if hold else None):
+            yield
+
+    def open_probability(self) -> dict[str, Tensor]:
+        """P(open) of every unit, by group (eq. 6)."""
+        return self.by_group(self.gates.distribution().open_probability)
+
+    def gate_values(self) -> dict[str, Tensor]:
+        """The test-time value of every gate, by group: the readout."""
+        return self.by_group(self.gates.readout())
+
+    def by_group(self, values: Tensor) -> dict[str, Tensor]:
+        """Anything that has one entry per gate, taken apart."""
+        return {group.name: values[..., group.slice] for group in self.groups}
+
+    def units_left(self) -> tuple[int, ...]:
+        """How many gates of each group the readout leaves open, as the paper counts them."""
+        return tuple(int((values > 0).sum()) for values in self.gate_values().values())
+
+    def freeze_gates(self, frozen: bool = True) -> None:
+        """Fix the gates at their readout, in training too, to fine-tune what is left."""
+        self.gates.frozen = frozen
+        self.gates.requires_grad_(not frozen)
+
+    def summary(self) -> None:
+        """Print a table of the groups: units, weights per unit, and how open they are."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("group", "units", "weights each", "open now", "mean P(open)")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        rows = zip(self.groups, self.units_left(), self.open_probability().values(), strict=True)
+        for group, left, probability in rows:
+            numbers = (group.units, group.size, left, f"{probability.mean().item():.3f}")
+            table.add_row(group.name, *map(str, numbers))
+        Console().print(table)
+
+
+def _stacked(*parts: Any) -> Any:
+    return torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+
+def _batch_size(args: Any, kwargs: Any) -> int:
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return len(leaf)
+    raise ArgumentError("sample='example' needs a tensor input whose dimension 0 is the batch")

@@ -1,0 +1,45 @@
+"""What an optimiser needs to know of a gated model."""
+
+from typing import Any
+
+from torch import nn
+
+from hardconcrete.gating.gated_model import GatedModel
+
+
+def parameter_groups(
+    gated: GatedModel, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Parameter groups for any ``torch.optim`` optimiser.
+
+    Gates never decay, and may have a learning rate of their own. Parameters whose decay an
+    ``L0Penalty(weight_decay=...)`` carries get none here: build the penalty first.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gated = hc.attach_gates(torch.nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+        >>> groups = hc.parameter_groups(gated, lr=1e-3, gate_lr=1e-2, weight_decay=5e-4)
+        >>> [(group["name"], group["lr"], group["weight_decay"]) for group in groups]
+        [('weights', 0.001, 0.0005), ('gates', 0.01, 0.0)]
+        >>> optimizer = torch.optim.Adam(groups)
+    """
+    named = dict(gated.model.named_parameters(remove_duplicate=False))
+    carried = {id(named[name]) for name in gated.decayed_by_penalty}
+    plain: list[nn.Parameter] = []
+    penalised: list[nn.Parameter] = []
+    for parameter in gated.model.parameters():
+        if parameter.requires_grad:
+            (penalised if id(parameter) in carried else plain).append(parameter)
+    gates = [parameter for parameter in gated.gates.parameters() if parameter.requires_grad]
+    if weight_decay:
+        gated.decayed_by_optimizer = True
+    settings = (
+        ("weights", plain, lr, weight_decay),
+        ("weights decayed by the penalty", penalised, lr, 0.0),
+        ("gates", gates, lr if gate_lr is None else gate_lr, 0.0),
+    )
+    return [
+        {"name": name, "params": parameters, "lr": rate, "weight_decay": decay}
+        for name, parameters, rate, decay in settings
+        if parameters
+    ]

@@ -1,0 +1,503 @@
+"""A gated model in use: drawn, read out, copied, saved, compiled, sent and trained in parallel."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch._inductor import config as inductor
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.paper.models import MLP
+from tests.distributions.oracles import assert_average
+from tests.gating import workers
+from tests.gating.networks import Net, Temperature
+from tests.gating.oracles import by_hand, gradients, next_draw, open_all, spread
+
+
+def make(**settings: object) -> hc.GatedModel:
+    torch.manual_seed(0)
+    zeros = torch.zeros(2, 1, 4, 4)
+    return spread(hc.attach_gates(Net(), zeros, sites=Net.sites, **settings))
+
+
+def inputs(batch: int = 5) -> Tensor:
+    return torch.randn(batch, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def ungated(gated: hc.GatedModel) -> nn.Module:
+    """The plain model with the same weights."""
+    return hc.remove_gates(copy.deepcopy(gated))
+
+
+def watched(units: int = 6, **settings: object) -> hc.GatedModel:
+    """Its outputs are its gates where its inputs are 1."""
+    layer = nn.Linear(units, units, bias=False)
+    nn.init.eye_(layer.weight)
+    return hc.attach_gates(layer, torch.zeros(2, units), sites=[":in"], **settings)
+
+
+# One draw per call
+
+
+@pytest.mark.parametrize("batch", [2, 50])
+def test_one_draw_is_shared_by_the_batch(batch: int) -> None:
+    gated, ones = watched(), torch.ones(batch, 6, requires_grad=True)
+    z = next_draw(gated)
+    first = gated(ones)
+    torch.testing.assert_close(first, z.expand(batch, 6))
+    assert not torch.equal(gated(ones), first)
+
+
+def test_draws_of_calls_are_independent_and_of_the_right_distribution() -> None:
+    """18 averages within 5.5 standard errors: one seed in 1.4 million fails."""
+    gated, ones = spread(watched()), torch.ones(1, 6)
+    with torch.no_grad():
+        z = torch.stack([gated(ones)[0] for _ in range(2000)])
+        law = gated.gates.distribution()
+        assert_average(z, law.mean)
+        assert_average((z > 0).float(), law.open_probability)
+        assert_average((z[::2] - law.mean) * (z[1::2] - law.mean), torch.zeros(6))
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    gated, x = make(), inputs()
+    torch.manual_seed(4)
+    first = gated(x)
+    torch.manual_seed(4)
+    assert torch.equal(gated(x), first)
+
+
+def test_outside_a_draw_training_is_an_error_with_words() -> None:
+    gated = make()
+    for read in (lambda: gated.model(inputs()), lambda: gated.model.fc1.weight):
+        with pytest.raises(GateError, match=r"call it instead of its inner model.*gated.eval\(\)"):
+            read()
+
+
+def test_a_draw_covers_other_methods() -> None:
+    gated, x = make(), inputs()
+    plain = ungated(gated)
+    z = next_draw(gated)
+    with gated.draw():
+        hidden, output = gated.model.hidden(x), gated.model(x)
+        assert torch.equal(gated(x), output)
+        torch.testing.assert_close(gated.model.fc2.weight, plain.fc2.weight * z[-8:])
+    torch.testing.assert_close(output, by_hand(plain, gated, z, x))
+    torch.testing.assert_close(output, plain.fc2(z[-8:] * hidden.relu()))
+    with pytest.raises(GateError):
+        gated.model.hidden(x)
+
+
+def test_draws_nest() -> None:
+    gated, ones = watched(), torch.ones(1, 6)
+    with gated.draw():
+        outer = gated(ones)
+        with gated.draw():
+            assert not torch.equal(gated(ones), outer)
+        assert torch.equal(gated(ones), outer)
+
+
+def test_a_call_that_fails_holds_nothing() -> None:
+    gated = make()
+    with pytest.raises(RuntimeError):
+        gated(torch.zeros(2, 1, 5, 5))
+    assert not gated.gates.held
+
+
+def test_a_model_that_calls_itself_through_its_gates() -> None:
+    """Inside a call the gated model is the model."""
+    gated, ones = watched(), torch.ones(1, 6)
+    gated.model.register_forward_hook(
+        lambda _, args, y: y + gated(args[0] / 2) if args[0].max() > 0.6 else y
+    )
+    z = next_draw(gated)
+    torch.testing.assert_close(gated(ones), 1.5 * z.view(1, 6))
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("readout", ["paper", "median", "mean", "binary"])
+def test_evaluation_uses_the_readout(readout: str) -> None:
+    gated, x = make(readout=readout).eval(), inputs()
+    plain = ungated(gated)
+    state = torch.get_rng_state()
+    expected = by_hand(plain, gated, gated.gates.readout(), x)
+    torch.testing.assert_close(gated(x), expected)
+    assert torch.equal(gated.model(x), gated(x))
+    with gated.draw():
+        assert torch.equal(gated.model(x), gated(x))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_part_in_evaluation_reads_its_gates_out() -> None:
+    gated, x = make(), inputs()
+    plain = ungated(gated)
+    gated.model.fc1.eval()
+    z = next_draw(gated)
+    z = torch.cat([z[:3], gated.gates.readout()[3:15], z[15:]])
+    torch.testing.assert_close(gated(x), by_hand(plain, gated, z, x))
+
+
+def test_what_can_be_asked() -> None:
+    gated = make()
+    law, readout = gated.gates.distribution(), gated.gates.readout()
+    names = ["conv:out", "fc1:in", "fc2:in"]
+    assert [group.name for group in gated.groups] == names
+    assert list(gated.open_probability()) == list(gated.gate_values()) == names
+    assert torch.equal(torch.cat([*gated.open_probability().values()]), law.open_probability)
+    assert torch.equal(torch.cat([*gated.gate_values().values()]), readout)
+    assert [len(z) for z in gated.gate_values().values()] == [3, 12, 8]
+    assert [*gated.by_group(torch.zeros(7, 23)).values()][1].shape == (7, 12)
+    left = [int((z > 0).sum()) for z in readout.split([3, 12, 8])]
+    assert gated.units_left() == tuple(left)
+    assert sum(left) < 23
+
+
+def test_the_summary_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    gated = make()
+    gated.summary()
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("group", "weights each", "open now", "mean P(open)"))
+    row = next(line for line in printed.splitlines() if "conv:out" in line)
+    probability = gated.open_probability()["conv:out"].mean().item()
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["conv:out", "3", "10", str(gated.units_left()[0]), f"{probability:.3f}"]
+
+
+# Several samples, and one per example
+
+
+def test_samples_are_stacked() -> None:
+    gated, x = make(), inputs()
+    torch.manual_seed(2)
+    stacked = gated(x, samples=3)
+    torch.manual_seed(2)
+    assert torch.equal(stacked, torch.stack([gated(x) for _ in range(3)]))
+    assert stacked.shape == (3, 5, 4)
+    assert not torch.equal(stacked[0], stacked[1])
+    with pytest.raises(ArgumentError, match="samples=0 must be at least 1"):
+        gated(x, samples=0)
+
+
+def test_losses_of_samples_are_averaged() -> None:
+    """Eq. 9: the mean over draws of the loss, not the loss of the mean."""
+    gated, x, y = make(), inputs(), torch.tensor([0, 1, 2, 3, 0])
+    torch.manual_seed(2)
+    losses = torch.stack([F.cross_entropy(gated(x), y) for _ in range(4)])
+    torch.manual_seed(2)
+    stacked = gated(x, samples=4)
+    loss = F.cross_entropy(stacked.flatten(0, 1), y.repeat(4))
+    torch.testing.assert_close(loss, losses.mean())
+    torch.testing.assert_close(gradients(loss, gated), gradients(losses.mean(), gated))
+
+
+class Structured(nn.Linear):
+    """Answers with whatever shape of answer was asked for."""
+
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__(4, 3)
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> object:
+        return self.wrap(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda y: (y, (2 * y, y.sum())),
+        lambda y: {"logits": y, "hidden": [y, y + 1]},
+        lambda y: {"logits": y, "loss": None, "layers": 3},
+    ],
+    ids=["tuple", "dict", "not only tensors"],
+)
+def test_structures_are_stacked(wrap: Callable[[Tensor], object]) -> None:
+    gated = hc.attach_gates(Structured(wrap), torch.zeros(2, 4), sites=[":in"])
+    x = torch.randn(2, 4)
+    torch.manual_seed(2)
+    parts = [gated(x) for _ in range(3)]
+    torch.manual_seed(2)
+    found = gated(x, samples=3)
+    flatten = torch.utils._pytree.tree_flatten
+    leaves, structure = flatten(found)
+    assert structure == flatten(parts[0])[1]
+    for leaf, *draws in zip(leaves, *(flatten(part)[0] for part in parts), strict=True):
+        assert torch.equal(leaf, torch.stack(draws)) if isinstance(leaf, Tensor) else leaf in draws
+
+
+def test_every_example_has_gates_of_its_own() -> None:
+    """24 averages within 5.5 standard errors: one seed in a million fails."""
+    gated = spread(watched(sample="example"))
+    z = gated(torch.ones(20_000, 6)).detach()
+    law = gated.gates.distribution()
+    assert_average(z, law.mean.detach())
+    assert_average((z > 0).float(), law.open_probability.detach())
+    pairs = (z[::2] - law.mean) * (z[1::2] - law.mean)
+    assert_average(pairs.detach(), torch.zeros(6))
+    assert_average(pairs.roll(1, 1).detach(), torch.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("model", "sites", "shape"),
+    [
+        (MLP(20, (9, 7)), ("fc1:in", "fc2:out", "fc3:in"), (20,)),
+        (nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), ("0:out", "1:in"), (7, 4)),
+        (nn.Sequential(nn.Conv1d(3, 4, 3), nn.Conv1d(4, 2, 1)), ("0:in", "1:out"), (3, 6)),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), ("0:in", "0:out"), (3, 6, 6)),
+        (nn.Conv2d(4, 4, 3, groups=4, bias=False), (":out",), (4, 5, 5)),
+        (nn.Conv3d(2, 3, 2), (":in", ":out"), (2, 3, 3, 3)),
+    ],
+    ids=["MLP", "sequences", "Conv1d", "Conv2d", "depthwise", "Conv3d"],
+)
+def test_a_draw_per_example_is_a_loop_over_examples(
+    model: nn.Module, sites: tuple[str, ...], shape: tuple[int, ...]
+) -> None:
+    model, plain = copy.deepcopy(model), copy.deepcopy(model)
+    x = torch.randn(6, *shape)
+    gated = spread(hc.attach_gates(model, x, sites=sites, sample="example"))
+    z = next_draw(gated, 6)
+    expected = torch.cat([by_hand(plain, gated, z[k], x[k : k + 1]) for k in range(6)])
+    found = gated(x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        gradients(found.square().sum(), gated),
+        gradients(expected.square().sum(), plain, gated.gates),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_a_draw_per_example_elsewhere() -> None:
+    gated = watched(sample="example")
+    assert gated(torch.ones(4, 6), samples=3).shape == (3, 4, 6)
+    assert torch.equal(gated.eval()(torch.ones(4, 6))[0], gated.gates.readout())
+    gated.train()
+    with pytest.raises(ArgumentError, match=r"a draw needs the batch size: draw\(64\)"):
+        gated.draw().__enter__()
+    with gated.draw(4):
+        assert torch.equal(gated(torch.ones(4, 6)), gated.model(torch.ones(4, 6)))
+    with pytest.raises(ArgumentError, match="needs a tensor input whose dimension 0 is the batch"):
+        gated(3, torch.tensor(1.0))
+    gated.freeze_gates()
+    assert torch.equal(gated(torch.ones(4, 6)), gated.gates.readout().expand(4, 6))
+
+
+def test_the_batch_is_also_found_in_keywords() -> None:
+    assert watched(sample="example")(input=torch.ones(4, 6)).shape == (4, 6)
+
+
+def test_a_batch_size_does_not_change_what_is_sampled() -> None:
+    """One draw per batch was asked for when the gates were put on."""
+    gated = watched()
+    with gated.draw(4):
+        rows = gated(torch.ones(4, 6))
+    torch.testing.assert_close(rows, rows[:1].expand(4, 6))
+
+
+# Frozen gates
+
+
+def test_frozen_gates_are_the_readout_in_training_too() -> None:
+    gated, x = make(), inputs(60)
+    gated.model.bn.eval()
+    expected = gated.eval()(x)
+    gated.train()
+    gated.model.bn.eval()
+    gated.freeze_gates()
+    state = torch.get_rng_state()
+    found = gated(x)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert gated.gates.log_alpha.grad is None
+    assert gated.model.fc2._parameters["weight"].grad.any()
+    gated.freeze_gates(False)
+    assert not torch.equal(gated(x), found)
+    gated(x).sum().backward()
+    assert gated.gates.log_alpha.grad.any()
+
+
+def test_frozen_gates_do_not_learn_a_temperature() -> None:
+    gated = watched(gate=Temperature(), readout="mean")
+    before = gated.gates.readout().detach()
+    gated.freeze_gates()
+    groups = hc.parameter_groups(gated, lr=1.0)
+    (gated(torch.ones(2, 6)).sum() + hc.L0Penalty(gated, 1.0)()).backward()
+    torch.optim.SGD(groups).step()
+    assert torch.equal(gated.gates.readout(), before)
+
+
+# State, copies and averages
+
+
+def step(gated: hc.GatedModel, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    torch.manual_seed(seed)
+    optimizer.zero_grad()
+    (gated(inputs()).square().mean() + hc.L0Penalty(gated, 0.01)()).backward()
+    optimizer.step()
+
+
+def adam(gated: hc.GatedModel) -> torch.optim.Adam:
+    return torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=0.1))
+
+
+def assert_same_state(ours: nn.Module, theirs: nn.Module) -> None:
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+
+def test_the_keys_of_the_state() -> None:
+    plain, gated = Net(), make()
+    assert list(gated.model.state_dict()) == list(plain.state_dict())
+    assert set(gated.state_dict()) == {f"model.{k}" for k in plain.state_dict()} | {
+        "gates.log_alpha"
+    }
+    plain.load_state_dict(gated.model.state_dict())
+    assert torch.equal(plain.eval()(inputs()), open_all(gated).eval()(inputs()))
+
+
+def test_a_saved_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    gated = make()
+    optimizer = adam(gated)
+    step(gated, optimizer, 1)
+    torch.save([gated.state_dict(), optimizer.state_dict()], tmp_path / "run.pt")
+    step(gated, optimizer, 2)
+    model_state, optimizer_state = torch.load(tmp_path / "run.pt", weights_only=True)
+    torch.manual_seed(9)
+    other = hc.attach_gates(Net(), inputs(), sites=Net.sites)
+    other.load_state_dict(model_state)
+    resumed = adam(other)
+    resumed.load_state_dict(optimizer_state)
+    step(other, resumed, 2)
+    assert_same_state(other, gated)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_state_can_be_assigned(training: bool) -> None:
+    gated, other = make(), make().train(training)
+    nn.init.zeros_(other.gates.log_alpha)
+    other.load_state_dict(gated.state_dict(), assign=True)
+    assert_same_state(other, gated)
+    assert torch.equal(other.eval()(inputs()), gated.eval()(inputs()))
+
+
+def through_pickle(gated: hc.GatedModel) -> hc.GatedModel:
+    return pickle.loads(pickle.dumps(gated))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])
+def test_copies_after_a_step(copied: Callable[[hc.GatedModel], hc.GatedModel]) -> None:
+    gated = make()
+    step(gated, adam(gated), 1)
+    with gated.draw():
+        gated(inputs())
+        other = copied(gated)
+    assert not other.gates.held
+    assert type(other.model.fc1) is type(gated.model.fc1)
+    assert_same_state(other, gated)
+    for model in (gated, other):
+        step(model, adam(model), 2)
+    assert_same_state(other, gated)
+    before = gated.eval()(inputs())
+    open_all(other)
+    assert torch.equal(gated(inputs()), before)
+    assert not torch.equal(other.eval()(inputs()), before)
+    assert torch.equal(other.model(inputs()), other(inputs()))
+    assert type(hc.remove_gates(other).fc1) is nn.Linear
+
+
+def test_gates_keep_their_precision() -> None:
+    """A model may become half precision; its gates are always float32."""
+    for gated in (make().bfloat16(), make().half(), make().double()):
+        assert gated.gates.log_alpha.dtype == torch.float32
+        assert gated.model.fc1._parameters["weight"].dtype != torch.float32
+
+
+def test_averages_include_the_gates() -> None:
+    gated = make()
+    average = AveragedModel(gated, multi_avg_fn=get_ema_multi_avg_fn(0.75))
+    optimizer = adam(gated)
+    expected = None
+    for seed in range(3):
+        step(gated, optimizer, seed)
+        average.update_parameters(gated)
+        now = [p.detach().clone() for p in gated.parameters()]
+        old = expected or now
+        expected = [torch.lerp(b, a, 0.25) for a, b in zip(now, old, strict=True)]
+    torch.testing.assert_close(list(average.module.parameters()), expected)
+    log_alpha = average.module.gates.log_alpha
+    assert not torch.equal(log_alpha, gated.gates.log_alpha)
+    values = torch.cat([*average.module.gate_values().values()])
+    torch.testing.assert_close(values, hc.HardConcrete(log_alpha).readout("paper"))
+    average.eval()
+    assert torch.equal(average(inputs()), average.module.model(inputs()))
+    assert not torch.equal(average(inputs()), gated.eval()(inputs()))
+
+
+# Compilers and other processes
+
+
+@inductor.patch(fallback_random=True)
+def test_compiled_training() -> None:
+    """One graph for the forward and the penalty; the same numbers and gradients."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    gated = spread(hc.attach_gates(model, torch.zeros(2, 6), sites=["0:in", "2:out"]))
+    prior, x = hc.HardConcrete.with_open_probability(0.1), torch.randn(4, 6)
+    penalty = hc.L0Penalty(gated, 0.01, weight_decay=0.1, prior=prior, examples=100)
+
+    def loss(x: Tensor) -> Tensor:
+        return gated(x).square().mean() + penalty()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True)):
+        torch.manual_seed(3)
+        value = function(x)
+        results.append([value.detach(), *gradients(value, gated)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+    assert not gated.gates.held
+
+
+def test_compiled_evaluation() -> None:
+    gated, x = make().eval(), inputs()
+    compiled = torch.compile(gated, fullgraph=True, backend="aot_eager")
+    found = compiled(x)
+    torch.testing.assert_close(found, gated(x))
+    torch.testing.assert_close(
+        gradients(found.sum(), gated.gates), gradients(gated(x).sum(), gated.gates)
+    )
+
+
+def test_a_spawned_process_trains_the_model_it_got(tmp_path: Path) -> None:
+    gated = workers.make_gated()
+    gated(inputs()).sum().backward()
+    gated.zero_grad()
+    twin = copy.deepcopy(gated)
+    mp.spawn(workers.train_step, args=(gated, tmp_path / "child.pt"), nprocs=1)
+    workers.train_step(0, twin, tmp_path / "here.pt")
+    child, here = (torch.load(tmp_path / name) for name in ("child.pt", "here.pt"))
+    torch.testing.assert_close(child, here, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(child["gates.log_alpha"], workers.make_gated().gates.log_alpha)
+
+
+def test_data_parallel_training_averages_the_gradients(tmp_path: Path) -> None:
+    """Two processes draw their own gates; no search for unused parameters."""
+    mp.spawn(workers.distributed_gradients, args=(tmp_path,), nprocs=2)
+    gated = workers.make_gated()
+    penalty = hc.L0Penalty(gated, workers.LAM, weight_decay=workers.DECAY)
+    names = [name for name, _ in gated.named_parameters()]
+    alone = [gradients(workers.loss_of_rank(gated, penalty, rank), gated) for rank in (0, 1)]
+    mean = {n: (a + b) / 2 for n, a, b in zip(names, *alone, strict=True)}
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    torch.testing.assert_close(ranks[0], ranks[1], rtol=0, atol=0)
+    for found in ranks[0]:
+        torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(alone[0][-1], alone[1][-1])
+    assert names[-1] == "gates.log_alpha"

@@ -1,0 +1,97 @@
+import pytest
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from tests.gating.networks import Net, Tied
+
+
+def make() -> hc.GatedModel:
+    return hc.attach_gates(Net(), torch.zeros(2, 1, 4, 4), sites=["conv:out", "fc2:in"])
+
+
+def names(gated: hc.GatedModel, group: dict) -> list[str]:
+    """The parameters of an optimiser's group by name."""
+    known = {id(p): name for name, p in gated.named_parameters()}
+    return [known[id(p)] for p in group["params"]]
+
+
+def test_gates_have_their_own_rate_and_no_decay() -> None:
+    gated = make()
+    weights, gates = hc.parameter_groups(gated, lr=0.1, gate_lr=0.2, weight_decay=0.3)
+    assert (weights["name"], weights["lr"], weights["weight_decay"]) == ("weights", 0.1, 0.3)
+    assert (gates["name"], gates["lr"], gates["weight_decay"]) == ("gates", 0.2, 0.0)
+    assert names(gated, gates) == ["gates.log_alpha"]
+    assert names(gated, weights) == [f"model.{n}" for n, _ in gated.model.named_parameters()]
+    assert hc.parameter_groups(gated, lr=0.1)[1]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_every_optimiser_takes_them(kind: type[torch.optim.Optimizer]) -> None:
+    gated = make()
+    moved = {"gates.log_alpha", "model.fc1.weight", "model.fc2.bias"}
+    before = {name: gated.get_parameter(name).detach().clone() for name in moved}
+    optimizer = kind(hc.parameter_groups(gated, lr=0.1, gate_lr=0.01))
+    gated(torch.randn(4, 1, 4, 4)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(gated.get_parameter(name), p) for name, p in before.items())
+
+
+def test_gates_do_not_decay_without_a_gradient() -> None:
+    """Also with an optimiser whose default is to decay."""
+    gated = make()
+    before = gated.gates.log_alpha.detach().clone()
+    optimizer = torch.optim.AdamW(hc.parameter_groups(gated, lr=0.1, weight_decay=0.5))
+    for p in gated.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert torch.equal(gated.gates.log_alpha, before)
+
+
+def test_what_the_penalty_decays_the_optimiser_does_not() -> None:
+    gated = make()
+    hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    weights, penalised, gates = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
+    assert penalised["name"] == "weights decayed by the penalty"
+    assert (penalised["lr"], penalised["weight_decay"]) == (0.1, 0.0)
+    assert names(gated, penalised) == ["model.conv.weight", "model.conv.bias", "model.fc2.weight"]
+    assert weights["weight_decay"] == 0.3
+    everything = names(gated, weights) + names(gated, penalised) + names(gated, gates)
+    assert sorted(everything) == sorted(name for name, _ in gated.named_parameters())
+
+
+@pytest.mark.parametrize("site", ["first:in", "second:in"])
+def test_tied_weights_decay_once(site: str) -> None:
+    gated = hc.attach_gates(Tied(), torch.zeros(2, 4), sites=[site])
+    hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    groups = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
+    assert [group["name"] for group in groups] == ["weights decayed by the penalty", "gates"]
+
+
+def test_a_penalty_that_comes_too_late_is_refused() -> None:
+    gated = make()
+    hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
+    with pytest.raises(ArgumentError, match=r"would decay twice; build the L0Penalty first"):
+        hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    assert gated.decayed_by_penalty == frozenset()
+    hc.L0Penalty(gated, 0.1)
+
+
+def test_without_decay_the_order_does_not_matter() -> None:
+    gated = make()
+    hc.parameter_groups(gated, lr=0.1)
+    hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    assert [g["weight_decay"] for g in hc.parameter_groups(gated, 0.1)] == [0.0, 0.0, 0.0]
+
+
+def test_what_is_frozen_is_left_out() -> None:
+    gated = make()
+    gated.model.requires_grad_(False)
+    (gates,) = hc.parameter_groups(gated, lr=0.1)
+    assert names(gated, gates) == ["gates.log_alpha"]
+    gated.model.requires_grad_(True)
+    gated.freeze_gates()
+    (weights,) = hc.parameter_groups(gated, lr=0.1)
+    assert weights["name"] == "weights"
+    assert isinstance(weights["params"][0], nn.Parameter)

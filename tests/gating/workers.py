@@ -1,0 +1,62 @@
+"""What child processes run; they import this module by its name."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hardconcrete as hc
+from tests.gating.networks import Net
+
+LAM, DECAY = 0.01, 0.1
+
+
+def make_gated() -> hc.GatedModel:
+    """The same gated network in every process."""
+    torch.manual_seed(0)
+    return hc.attach_gates(Net(), torch.zeros(2, 1, 4, 4), sites=Net.sites)
+
+
+def examples(seed: int) -> torch.Tensor:
+    """A batch of its own for each process."""
+    return torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def train_step(_: int, gated: hc.GatedModel, answer: Path) -> None:
+    """One step on the model that arrived; the answer is the state after it."""
+    torch.set_num_threads(1)
+    optimizer = torch.optim.SGD(hc.parameter_groups(gated, lr=0.5))
+    torch.manual_seed(7)
+    (gated(examples(0)).square().mean() + hc.L0Penalty(gated, LAM)()).backward()
+    optimizer.step()
+    torch.save(gated.state_dict(), answer)
+
+
+def loss_of_rank(gated: torch.nn.Module, penalty: hc.L0Penalty, rank: int) -> torch.Tensor:
+    """Its own gates and examples, and the penalty all ranks share."""
+    torch.manual_seed(rank)
+    return gated(examples(rank)).square().mean() + penalty()
+
+
+def distributed_gradients(rank: int, folder: Path) -> None:
+    """Two steps of data parallel training on one of two processes; answers with the gradients."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    gated = make_gated()
+    penalty = hc.L0Penalty(gated, LAM, weight_decay=DECAY)
+    parallel = DistributedDataParallel(gated)
+    found = []
+    for _ in range(2):  # a parameter without a gradient in the first would fail the second
+        parallel.zero_grad()
+        loss_of_rank(parallel, penalty, rank).backward()
+        found.append({name: p.grad.clone() for name, p in gated.named_parameters()})
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
