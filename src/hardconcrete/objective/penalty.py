@@ -1,0 +1,168 @@
+"""The expected L0 norm with its companions: L2 (section 2.3) and the variational bound (app. A)."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from hardconcrete.distributions import Rectified
+from hardconcrete.errors import ArgumentError
+from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.gating.groups import per_group
+
+Lam = float | str | Mapping[str, float]
+Schedule = Callable[[int], float | Mapping[str, float]]
+
+
+class L0Penalty:
+    """The complexity loss of the paper, to be added to a mean loss in nats.
+
+    Calling it gives the sum over gates of P(open) * (lam * |g| + weight_decay / 2 * ||theta_g||^2)
+    + KL(q(z) || p(z)) / examples (eqs. 16, 17 and 21), differentiable in gates and weights.
+
+    Args:
+        gated: the model.
+        lam: the paper's lambda, 1/N included: a number, a mapping by group name ("lambda sep."),
+            ``"aic"`` (1/N) or ``"bic"`` (ln N / 2N), which need ``examples``; or a schedule, a
+            function from the number of ``step()`` calls so far to a number or mapping.
+        cost: what |g| is; ``"group_size"`` is the number of weights a gate multiplies, as in the
+            paper.
+        weight_decay: coefficient of the expected L2 norm of the gated weights (eq. 17).
+        prior: p(z), a ``Rectified`` for all gates; the result is then the bound of appendix A.
+        examples: N, the number of training examples.
+        decay_moves_gates: False keeps the L2 term from pushing gates shut: only weights feel it.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gated = hc.attach_gates(torch.nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+        >>> penalty = hc.L0Penalty(gated, lam=0.1 / 60_000)
+        >>> loss = gated(torch.ones(2, 4)).square().mean() + penalty()
+        >>> loss.backward()
+        >>> gated.gates.log_alpha.grad.shape
+        torch.Size([4])
+        >>> warm = hc.L0Penalty(gated, lam=lambda step: 1e-4 * min(1, step / 1000))
+        >>> warm().item()
+        0.0
+        >>> warm.step()                         # after each step of the optimiser
+    """
+
+    def __init__(
+        self,
+        gated: GatedModel,
+        lam: Lam | Schedule,
+        *,
+        cost: str = "group_size",
+        weight_decay: float = 0.0,
+        prior: Rectified | None = None,
+        examples: int | None = None,
+        decay_moves_gates: bool = True,
+    ) -> None:
+        if cost != "group_size":
+            raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
+        if not 0 <= weight_decay < math.inf:
+            raise ArgumentError(f"weight_decay={weight_decay} must not be negative or infinite")
+        if prior is not None and (examples is None or examples < 1):
+            raise ArgumentError(
+                "a prior needs examples=N: its divergence counts 1/N in a mean loss"
+            )
+        self.gated = gated
+        self.schedule = _as_schedule(lam, examples)
+        self.weight_decay = weight_decay
+        self.prior = prior
+        self.examples = examples or 0
+        self.decay_moves_gates = decay_moves_gates
+        self.steps = 0
+        self._price = torch.zeros_like(gated.gates.log_alpha.detach())
+        self._update()
+        if prior is not None:
+            _refuse_prior(gated, prior)
+        if weight_decay:
+            self._carry_decay()
+
+    def __call__(self) -> Tensor:
+        """The penalty for the present gates and weights."""
+        gates = self.gated.gates.distribution()
+        probability = gates.open_probability
+        total = (probability * self._price.to(probability.device)).sum()
+        if self.weight_decay:
+            felt = probability if self.decay_moves_gates else probability.detach()
+            norms = [group.squared_norms(self.gated.model) for group in self.gated.groups]
+            total = total + 0.5 * self.weight_decay * (felt * torch.cat(norms)).sum()
+        if self.prior is not None:
+            total = total + kl_divergence(gates, self.prior).sum() / self.examples
+        return total
+
+    def step(self) -> None:
+        """Advance the schedule of lambda; nothing to do for a constant one."""
+        self.steps += 1
+        self._update()
+
+    @property
+    def lam(self) -> dict[str, float]:
+        """The present lambda of each group."""
+        values = per_group(self.gated.groups, self.schedule(self.steps), "lam")
+        return {group.name: lam for group, lam in zip(self.gated.groups, values, strict=True)}
+
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed run needs: the place in the schedule."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        self.steps = state["steps"]
+        self._update()
+
+    def _update(self) -> None:
+        """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there."""
+        prices = []
+        for group, lam in zip(self.gated.groups, self.lam.values(), strict=True):
+            if not isinstance(lam, int | float) or not 0 <= lam < math.inf:
+                raise ArgumentError(f"{group.name}: lam={lam} must not be negative or infinite")
+            prices.append(torch.full((group.units,), lam * group.size))
+        self._price.copy_(torch.cat(prices))
+
+    def _carry_decay(self) -> None:
+        """From now on the gated weights decay here, and not in the optimiser."""
+        if self.gated.decayed_by_optimizer:
+            raise ArgumentError(
+                "parameter_groups(weight_decay=...) was called before this penalty, so the gated "
+                "weights would decay twice; build the L0Penalty first"
+            )
+        names = (name for group in self.gated.groups for name in group.site.names)
+        self.gated.decayed_by_penalty |= frozenset(names)
+
+
+def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:
+    """Every kind of lambda as a function of the number of steps."""
+    if isinstance(lam, str):
+        if lam not in ("aic", "bic"):
+            raise ArgumentError(
+                f"lam={lam!r} is not known; use a number, a mapping, 'aic' or 'bic'"
+            )
+        if examples is None or examples < 1:
+            raise ArgumentError(f"lam={lam!r} needs examples=N, the number of training examples")
+        value = 1 / examples if lam == "aic" else math.log(examples) / (2 * examples)
+        return lambda _: value
+    if callable(lam):
+        return lam
+    return lambda _: lam
+
+
+def _refuse_prior(gated: GatedModel, prior: Rectified) -> None:
+    """Refuse what has no finite divergence, here and not at the first step."""
+    if not isinstance(prior, Rectified):
+        raise ArgumentError(
+            f"prior must be a Rectified such as HardConcrete.with_open_probability(0.1), "
+            f"not {type(prior).__name__}"
+        )
+    gates = gated.gates.distribution()
+    fits = prior.batch_shape in (torch.Size(), torch.Size([1]), gates.batch_shape)
+    with torch.no_grad():
+        finite = fits and kl_divergence(gates, prior).isfinite().all()
+    if not finite:
+        raise ArgumentError(
+            "the prior must give every gate a finite divergence: the support of the gates, and one "
+            f"entry or one per gate ({len(gated.gates.log_alpha)}); see appendix C of the paper"
+        )
