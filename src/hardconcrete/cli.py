@@ -3,17 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 import hardconcrete
 from hardconcrete.errors import HardConcreteError
 
 if TYPE_CHECKING:
     from hardconcrete.paper.figures import Drawing
+    from hardconcrete.paper.mnist import Experiment, Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +26,29 @@ app = typer.Typer(
 )
 reproduce = typer.Typer(no_args_is_help=True, help="Reproduce the paper, figure by figure.")
 app.add_typer(reproduce, name="reproduce")
+
+
+class ManyValues(TyperCommand):
+    """A command whose list options take all their values at once: ``--seeds 0 1 2``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat the option before each further value, as the parser wants it."""
+        many = {
+            name
+            for option in self.params
+            if getattr(option, "multiple", False)
+            for name in option.opts
+        }
+        expanded: list[str] = []
+        current = None
+        for arg in args:
+            if arg.startswith("--"):
+                current = arg if arg in many else None
+            elif current and expanded[-1] != current:
+                expanded.append(current)
+            expanded.append(arg)
+        return super().parse_args(ctx, expanded)
+
 
 Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the samples in part (b).")]
@@ -98,3 +123,87 @@ def reproduce_figure2(out: Out = Path("report"), samples: Samples = 10_000, seed
         from hardconcrete.paper.figures import figure2
 
         show(figure2(out, samples=samples, seed=seed), "Figure 2")
+
+
+Runs = Annotated[Path, typer.Option(help="Folder for the files of the runs.")]
+Lam = Annotated[list[float], typer.Option(help="Lambda times N: one number, or one per group.")]
+Seeds = Annotated[list[int], typer.Option(help="Seeds, trained side by side: --seeds 0 1 2.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with MNIST; else HARDCONCRETE_DATA, the cache, or a download."),
+]
+Validate = Annotated[
+    bool,
+    typer.Option("--validate", help="Test on 5,000 held-out training images, not on the test set."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
+
+
+def reproduce_row(
+    network: str, lam: list[float], seeds: list[int], epochs: int, validate: bool, **where: Any
+) -> None:
+    """Train an experiment and print it beside the paper's row."""
+    with refusals_in_words():
+        from hardconcrete.paper.mnist import Experiment, run
+
+        experiment = Experiment(network, tuple(lam), tuple(seeds), epochs, validate)
+        try:
+            results = run(experiment, **where)
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command with --resume continues from the last checkpoint")
+            raise typer.Exit(130) from None
+        show_results(experiment, results)
+
+
+def show_results(experiment: "Experiment", results: "list[Result]") -> None:
+    """A row per seed, and the paper's where it has one."""
+    from hardconcrete.paper.mnist import NETWORKS
+
+    network = NETWORKS[experiment.network]
+    tested = "validation" if experiment.validate else "test"
+    table = Table("", "units left", f"{tested} error", "FLOPs expected", "delivered", "dense", "s")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in results:
+        flops = (row.expected_flops, row.delivered_flops, row.dense_flops)
+        counts = (f"{count / 1000:,.0f}k" for count in flops)
+        units = "-".join(map(str, row.units))
+        table.add_row(f"seed {row.seed}", units, f"{row.error:.2f}%", *counts, f"{row.seconds:.0f}")
+    if experiment.lam in network.rows:
+        title, units, error = network.rows[experiment.lam]
+        table.add_row(f"paper, {title}", units, f"{error:.1f}%", "", "", "", "", style="bold")
+    Console().print(table)
+
+
+@reproduce.command("mlp", cls=ManyValues)
+def reproduce_mlp(
+    lam: Lam = [0.1],  # noqa: B006  (typer copies it)
+    seeds: Seeds = [0],  # noqa: B006
+    epochs: Epochs = 200,
+    device: Device = "auto",
+    out: Runs = Path("runs"),
+    data: Data = None,
+    validate: Validate = False,
+    resume: Resume = False,
+) -> None:
+    """Table 1, MLP 784-300-100: --lam 0.1, or separately --lam 0.1 0.5 5."""
+    where = {"out": out, "data": data, "device": device, "resume": resume}
+    reproduce_row("mlp", lam, seeds, epochs, validate, **where)
+
+
+@reproduce.command("lenet5", cls=ManyValues)
+def reproduce_lenet5(
+    lam: Lam = [0.1],  # noqa: B006
+    seeds: Seeds = [0],  # noqa: B006
+    epochs: Epochs = 200,
+    device: Device = "auto",
+    out: Runs = Path("runs"),
+    data: Data = None,
+    validate: Validate = False,
+    resume: Resume = False,
+) -> None:
+    """Table 1, LeNet-5 20-50-800-500: --lam 0.1, or separately --lam 10 0.5 0.1 10."""
+    where = {"out": out, "data": data, "device": device, "resume": resume}
+    reproduce_row("lenet5", lam, seeds, epochs, validate, **where)

@@ -1,0 +1,101 @@
+"""A line per network while it trains: a live bar in a terminal, and plain lines elsewhere."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+import hardconcrete as hc
+
+Macs = Callable[[Mapping[str, Tensor]], float]
+
+LINES = 10
+"""Lines per network where there is no terminal to draw a bar in."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a network stands after an epoch.
+
+    Args:
+        loss: mean over the epoch, penalty included.
+        units: gates that the readout leaves open, by group.
+        expected: multiply-adds expected under the probabilities of opening.
+        delivered: multiply-adds of the network that the readout leaves.
+    """
+
+    loss: float
+    units: tuple[int, ...]
+    expected: float
+    delivered: float
+
+
+def status(model: nn.Module, loss: float, macs: Macs, sizes: Mapping[str, int]) -> Status:
+    """The status of a network, gated or dense, whose dense units are ``sizes``."""
+    if not isinstance(model, hc.GatedModel):
+        dense = dense_macs(macs, sizes)
+        return Status(loss, tuple(sizes.values()), dense, dense)
+    values = model.gate_values()
+    alive = {name: (z > 0).double() for name, z in values.items()}
+    return Status(loss, model.units_left(), macs(model.open_probability()), macs(alive))
+
+
+def dense_macs(macs: Macs, sizes: Mapping[str, int]) -> float:
+    """Multiply-adds with every unit alive."""
+    import torch
+
+    return macs({name: torch.ones(size) for name, size in sizes.items()})
+
+
+class Display:
+    """Shows the status of several networks over the epochs.
+
+    Example:
+        >>> with Display(["dense"], epochs=2, dense=100.0) as display:
+        ...     display.update(1, [Status(0.5, (4, 3), 80.0, 90.0)])
+        dense    1/2    loss 0.5000   units 4-3   MACs expected 80%  delivered 90%
+    """
+
+    def __init__(self, names: Sequence[str], epochs: int, dense: float) -> None:
+        self.names, self.epochs, self.dense = names, epochs, dense
+        self.console = Console()
+        self.live = self.console.is_terminal
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=self.console, disable=not self.live)
+        self.tasks = [self.bar.add_task(name, total=epochs, text="") for name in names]
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def update(self, epoch: int, statuses: Sequence[Status]) -> None:
+        """Show where every network stands."""
+        for name, task, now in zip(self.names, self.tasks, statuses, strict=True):
+            text = (
+                f"{epoch:4d}/{self.epochs:<4d} loss {now.loss:.4f}   "
+                f"units {'-'.join(map(str, now.units))}   "
+                f"MACs expected {now.expected / self.dense:.0%}  "
+                f"delivered {now.delivered / self.dense:.0%}"
+            )
+            self.bar.update(task, completed=epoch, text=text)
+            if not self.live and (
+                epoch == self.epochs or epoch % max(1, self.epochs // LINES) == 0
+            ):
+                self.console.print(f"{name}  {text}", highlight=False, soft_wrap=True)

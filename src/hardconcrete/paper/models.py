@@ -1,0 +1,59 @@
+"""The networks of the paper, as plain modules: nothing in them knows of gates."""
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Two hidden layers, 784-300-100 for MNIST (section 4.1).
+
+    Example:
+        >>> import torch
+        >>> MLP()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, inputs: int = 784, hidden: tuple[int, int] = (300, 100)) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(inputs, hidden[0])
+        self.fc2 = nn.Linear(hidden[0], hidden[1])
+        self.fc3 = nn.Linear(hidden[1], 10)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of images, flattened here."""
+        x = self.fc1(x.flatten(1)).relu()
+        return self.fc3(self.fc2(x).relu())  # type: ignore[no-any-return]
+
+
+class LeNet5(nn.Module):
+    """LeNet-5 as in Caffe's examples, 20-50-800-500 (section 4.1).
+
+    Example:
+        >>> import torch
+        >>> LeNet5()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.pool = nn.MaxPool2d(2)
+        self.fc1 = nn.Linear(800, 500)
+        self.fc2 = nn.Linear(500, 10)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of 28 x 28 images."""
+        x = self.pool(self.conv1(x).relu())
+        x = self.pool(self.conv2(x).relu())
+        return self.fc2(self.fc1(x.flatten(1)).relu())  # type: ignore[no-any-return]
+
+
+def initialise(model: nn.Module) -> None:
+    """He-normal weights, by the number of inputs, and zero biases, as in the paper's code."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

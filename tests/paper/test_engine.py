@@ -1,0 +1,122 @@
+import math
+
+import pytest
+import torch
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.datasets import Images, load_digits
+from hardconcrete.paper.engine import Engine, Learner, Recipe, error_rate
+from hardconcrete.paper.models import MLP
+
+SITES = ["fc1:in", "fc2:in", "fc3:in"]
+
+
+def learner(seed: int = 0, epochs: int = 3, lam: float = 1e-4, device: str = "cpu") -> Learner:
+    torch.manual_seed(seed)
+    model = MLP(64, (20, 10)).to(device)
+    gated = hc.attach_gates(model, torch.zeros(2, 1, 8, 8, device=device), sites=SITES)
+    recipe = Recipe(epochs=epochs, batch_size=50)
+    return Learner(f"seed {seed}", seed, gated, recipe, hc.L0Penalty(gated, lam))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Images:
+    return load_digits("train")
+
+
+def train(*learners: Learner, data: Images, done: int = 0) -> Engine:
+    engine = Engine(learners, data, done)
+    assert list(engine) == list(range(done + 1, learners[0].recipe.epochs + 1))
+    return engine
+
+
+def assert_same(one: Learner, other: Learner) -> None:
+    for name, tensor in one.state().items():
+        assert torch.equal(tensor.cpu(), other.state()[name].cpu()), name
+
+
+def test_it_learns_and_prunes(digits: Images) -> None:
+    recipe = Recipe(epochs=20, batch_size=20, gate_lr=0.02, averaging=0.99)
+    dense = Learner("dense", 0, MLP(64, (100, 50)), recipe)
+    model = hc.attach_gates(MLP(64, (100, 50)), torch.zeros(2, 64), sites=SITES)
+    gated = Learner("gated", 0, model, recipe, hc.L0Penalty(model, 2e-5))
+    engine = train(dense, gated, data=digits)
+    test = load_digits("test")
+    assert error_rate(dense.averaged, test) < 10
+    assert error_rate(gated.averaged, test) < 10
+    assert sum(gated.averaged.units_left()) < 190  # of 214
+    assert all(math.isfinite(loss) for loss in engine.losses)
+    assert engine.seconds > 0
+
+
+def test_a_resumed_run_is_bit_identical(digits: Images) -> None:
+    whole = learner(epochs=3)
+    train(whole, data=digits)
+    first = learner(epochs=2)
+    train(first, data=digits)
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    second = learner(seed=0, epochs=3)
+    torch.rand(7)  # another random state than before
+    engine = Engine([second], digits)
+    second.restore(saved)
+    engine.done = 2
+    assert list(engine) == [3]
+    assert_same(whole, second)
+
+
+def test_a_seed_gives_the_same_alone_and_in_company(digits: Images) -> None:
+    alone = learner(seed=1, epochs=1)
+    train(alone, data=digits)
+    other, together = learner(seed=0, epochs=1), learner(seed=1, epochs=1)
+    train(other, together, data=digits)
+    assert_same(alone, together)
+    assert not torch.equal(other.model.gates.log_alpha, together.model.gates.log_alpha)
+
+
+def test_averages_follow_weights_and_gates(digits: Images) -> None:
+    fast = learner(epochs=1)
+    fast.recipe = Recipe(epochs=1, batch_size=50, averaging=0.0)
+    slow = Learner("slow", 0, learner().model, Recipe(epochs=1, batch_size=50, averaging=0.5))
+    initial = slow.averaged.gates.log_alpha.clone()
+    train(slow, data=digits)
+    present, average = slow.model.gates.log_alpha, slow.averaged.gates.log_alpha
+    assert not torch.equal(average, initial)
+    assert (average - present).abs().max() < (initial - present).abs().max()
+
+
+def test_preparing_undoes_its_steps(digits: Images) -> None:
+    one = learner()
+    before = {name: tensor.clone() for name, tensor in one.state().items()}
+    Engine([one], digits)
+    after = one.state()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    extra = set(after) - set(before)
+    assert extra
+    assert all((after[name] == 0).all() for name in extra)
+
+
+def test_error_rate_restores_the_mode() -> None:
+    data = Images(torch.zeros(3, 1, 1, 2, dtype=torch.uint8), torch.tensor([0, 1, 1]), "blank")
+    model = torch.nn.Flatten().train()
+    assert error_rate(model, data, batch_size=2) == pytest.approx(200 / 3)
+    assert model.training
+
+
+def test_less_data_than_a_batch_is_refused() -> None:
+    data = Images(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.zeros(3).long(), "blank")
+    with pytest.raises(ArgumentError, match="3 examples are less than a batch"):
+        Engine([learner()], data)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_replayed_graph_gives_the_same_alone_and_in_company(digits: Images) -> None:
+    alone = learner(seed=1, epochs=2, device="cuda")
+    train(alone, data=digits)
+    other, together = (learner(seed=seed, epochs=2, device="cuda") for seed in (0, 1))
+    train(other, together, data=digits)
+    assert_same(alone, together)
+    on_cpu = learner(seed=1, epochs=2)
+    assert on_cpu.model.gates.log_alpha.shape == together.model.gates.log_alpha.shape
+    assert not torch.equal(together.model.gates.log_alpha.cpu(), on_cpu.model.gates.log_alpha)

@@ -1,0 +1,119 @@
+"""The rows of table 1 on a few made-up images: what is trained, written, resumed and refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper import mnist
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.mnist import NETWORKS, Experiment, choose_device, gated_network, run
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stands in for MNIST; the splits that were opened, in order."""
+    splits: list[str] = []
+
+    def load(split: str, data: Path | None = None) -> Images:  # noqa: ARG001
+        splits.append(split)
+        count = 600 if split == "train" else 40
+        generator = torch.Generator().manual_seed(len(split))
+        images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        return Images(images, torch.arange(count) % 10, "noise")
+
+    monkeypatch.setattr(mnist, "load_mnist", load)
+    monkeypatch.setattr(mnist, "CHECKPOINT_SECONDS", -1.0)
+    return splits
+
+
+def test_a_row_is_trained_tested_once_and_written(opened: list[str], tmp_path: Path) -> None:
+    experiment = Experiment("mlp", (0.1, 0.5, 5.0), seeds=(0, 1), epochs=2)
+    first, second = run(experiment, out=tmp_path, device="cpu")
+    assert opened == ["train", "test"]
+    assert (first.seed, second.seed) == (0, 1)
+    assert first.units == (784, 300, 100)
+    assert first.dense_flops == 2 * 266_200
+    folder = tmp_path / "mlp-0.1-0.5-5"
+    record = json.loads((folder / "record.json").read_text())
+    assert record["settings"]["lam"] == [0.1, 0.5, 5.0]
+    assert record["tested_on"] == "test set"
+    assert record["results"][0]["error"] == first.error
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line["seed"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    again = run(experiment, out=tmp_path, device="cpu", resume=True)
+    assert again == [first, second]
+    assert opened == ["train", "test"]
+
+
+def test_validation_never_opens_the_test_set(
+    opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "hold_out", lambda images: (images, images._take(slice(0, 50))))
+    run(Experiment("lenet5", (0.1,), epochs=1, validate=True), out=tmp_path, device="cpu")
+    assert opened == ["train"]
+    record = json.loads((tmp_path / "lenet5-0.1-validate" / "record.json").read_text())
+    assert record["tested_on"] == "5,000 held-out training images"
+
+
+@pytest.mark.usefixtures("opened")
+def test_an_interrupted_run_continues_bit_identically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment("mlp", (0.1,), seeds=(1, 11), epochs=3)
+    whole = run(experiment, out=tmp_path / "whole", device="cpu")
+    original = mnist.Display.update
+
+    def interrupt(self: object, epoch: int, statuses: object) -> None:
+        if epoch == 3:
+            raise KeyboardInterrupt
+        original(self, epoch, statuses)
+
+    monkeypatch.setattr(mnist.Display, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, out=tmp_path / "cut", device="cpu")
+    monkeypatch.setattr(mnist.Display, "update", original)
+    resumed = run(experiment, out=tmp_path / "cut", device="cpu", resume=True)
+    assert [row.error for row in resumed] == [row.error for row in whole]
+    one, other = (
+        (tmp_path / name / "mlp-0.1" / "metrics.jsonl").read_text() for name in ("whole", "cut")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"network": "vgg"}, "'vgg' is not known: mlp, lenet5"),
+        ({"network": "mlp", "lam": (1.0, 2.0)}, "one for each of fc1:in, fc2:in, fc3:in, not 2"),
+        ({"network": "mlp", "seeds": ()}, "at least one seed"),
+        ({"network": "mlp", "seeds": (1, 1)}, "each once"),
+        ({"network": "mlp", "epochs": 0}, "--epochs 0"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Experiment(**arguments)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="--device warp"):
+        choose_device("warp")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("mlp", (300, 100, 10)), ("lenet5", (26, 501, 500, 10))]
+)
+def test_the_gates_of_the_paper(name: str, sizes: tuple[int, ...]) -> None:
+    network = NETWORKS[name]
+    gated, penalty = gated_network(network, (0.1,), 60_000, torch.device("cpu"))
+    assert tuple(group.size for group in gated.groups) == sizes
+    assert {group.name: group.units for group in gated.groups} == network.sizes
+    assert set(penalty.lam.values()) == {0.1 / 60_000}
+    for group in gated.groups:
+        start = gated.gates.log_alpha[group.slice].sigmoid().mean().item()
+        assert 1 - start == pytest.approx(network.droprate[group.name], abs=0.005)
+    assert isinstance(penalty, hc.L0Penalty)
