@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution, TransformedDistribution, Uniform, constraints
 from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import AffineTransform, SigmoidTransform
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import hardtanh, logsigmoid
 
 from hardconcrete.distributions.base import Ends
 from hardconcrete.distributions.quadrature import integrate
@@ -69,12 +69,19 @@ class HardConcrete(Rectified):
                 f"the stretch (low, high) = ({low}, {high}) must be finite, "
                 "with low < 0 and high > 1"
             )
-        self.log_alpha, self.temperature = _alike(log_alpha, temperature)
-        # A number is remembered as one: whether two are equal is then known without a tensor.
-        self._fixed_temperature = None if isinstance(temperature, Tensor) else float(temperature)
+        self.log_alpha, self._beta = _alike(log_alpha, temperature)
         self.low, self.high = low, high
-        shape = torch.broadcast_tensors(self.log_alpha, self.temperature)[0].shape
+        shape = self.log_alpha.shape
+        if isinstance(self._beta, Tensor):
+            shape = torch.broadcast_tensors(self.log_alpha, self._beta)[0].shape
         self._init_shape(shape, validate_args)
+
+    @property
+    def temperature(self) -> Tensor:
+        """Beta, as a tensor. What was given as a number is kept as one, known without a device."""
+        if isinstance(self._beta, Tensor):
+            return self._beta
+        return torch.full((), self._beta, dtype=self.log_alpha.dtype, device=self.log_alpha.device)
 
     def _init_shape(self, batch_shape: torch.Size, validate_args: bool | None) -> None:
         if torch.compiler.is_compiling():
@@ -86,15 +93,16 @@ class HardConcrete(Rectified):
         """The same gates with a larger batch shape; no memory is copied."""
         new: Self = self._get_checked_instance(HardConcrete, _instance)  # type: ignore[no-untyped-call]
         new.log_alpha = self.log_alpha.expand(batch_shape)
-        new.temperature = self.temperature
-        new._fixed_temperature = self._fixed_temperature
+        new._beta = self._beta
         new.low, new.high = self.low, self.high
         new._init_shape(torch.Size(batch_shape), validate_args=False)
         new._validate_args = self._validate_args
         return new
 
     def __repr__(self) -> str:
-        return f"{Distribution.__repr__(self)[:-1]}, low: {self.low}, high: {self.high})"
+        parameters = (("log_alpha", self.log_alpha), ("temperature", self.temperature))
+        shown = [f"{name}: {p if p.numel() == 1 else p.size()}" for name, p in parameters]
+        return f"HardConcrete({', '.join(shown)}, low: {self.low}, high: {self.high})"
 
     @classmethod
     def with_open_probability(
@@ -109,7 +117,7 @@ class HardConcrete(Rectified):
         """
         probability = torch.as_tensor(probability)
         origin = cls(torch.zeros_like(probability), temperature, **stretch)
-        log_alpha = torch.logit(probability) + origin.temperature * origin._logit_zero
+        log_alpha = torch.logit(probability) + origin._beta * origin._logit_zero
         return cls(log_alpha, temperature, **stretch)
 
     @property
@@ -120,7 +128,7 @@ class HardConcrete(Rectified):
             uniform.expand(self.batch_shape),
             [
                 SigmoidTransform().inv,
-                AffineTransform(self.log_alpha / self.temperature, 1 / self.temperature),
+                AffineTransform(self.log_alpha / self._beta, 1 / self.temperature),
                 SigmoidTransform(),
                 AffineTransform(self.low, self.high - self.low),
             ],
@@ -137,11 +145,11 @@ class HardConcrete(Rectified):
         return self._from_logistic(torch.logit(value))
 
     def _from_logistic(self, noise: Tensor) -> Tensor:
-        return self._stretched(torch.sigmoid((noise + self.log_alpha) / self.temperature))
+        return self._stretched(torch.sigmoid((noise + self.log_alpha) / self._beta))
 
     def _stretched(self, s: Tensor) -> Tensor:
         """Stretch to (low, high), then rectify: the second half of eq. 10, and eq. 11."""
-        return (s * (self.high - self.low) + self.low).clamp(0, 1)
+        return hardtanh(s * (self.high - self.low) + self.low, 0.0, 1.0)
 
     @property
     def closed_probability(self) -> Tensor:
@@ -151,7 +159,7 @@ class HardConcrete(Rectified):
     @property
     def open_probability(self) -> Tensor:
         """P(z != 0) = Sigmoid(log_alpha - beta log(-gamma / zeta)), the L0 term (eq. 12)."""
-        return torch.sigmoid(-self._log_odds(self._logit_zero))
+        return torch.sigmoid(self.log_alpha - self._beta * self._logit_zero)
 
     @property
     def variance(self) -> Tensor:
@@ -203,7 +211,7 @@ class HardConcrete(Rectified):
 
     def _log_odds(self, t: Tensor | float) -> Tensor:
         """The logit of Q where L(s) = t."""
-        return self.temperature * t - self.log_alpha
+        return self._beta * t - self.log_alpha
 
     def _base_cdf(self, s: Tensor) -> Tensor:
         """Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 and 25)."""
@@ -221,17 +229,15 @@ class HardConcrete(Rectified):
         return logsigmoid(odds), logsigmoid(-odds)
 
 
-def _alike(log_alpha: Tensor | float, temperature: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Both as tensors of one dtype, at least float32; a number follows the other to its device."""
+def _alike(log_alpha: Tensor | float, temperature: Tensor | float) -> tuple[Tensor, Tensor | float]:
+    """Tensors in one dtype, at least float32; a location that is a number joins the temperature."""
     tensors = [value for value in (log_alpha, temperature) if isinstance(value, Tensor)]
     dtype = torch.float32 if tensors else torch.get_default_dtype()
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    device = tensors[0].device if tensors else None
-    first, second = (
-        value.to(dtype)
-        if isinstance(value, Tensor)
-        else torch.full((), value, dtype=dtype, device=device)
-        for value in (log_alpha, temperature)
-    )
-    return first, second
+    if not isinstance(log_alpha, Tensor):
+        device = tensors[0].device if tensors else None
+        log_alpha = torch.full((), log_alpha, dtype=dtype, device=device)
+    if isinstance(temperature, Tensor):
+        return log_alpha.to(dtype), temperature.to(dtype)
+    return log_alpha.to(dtype), float(temperature)

@@ -87,9 +87,9 @@ def _equal_temperature(q: HardConcrete, p: HardConcrete) -> bool:
     Equal values of two tensors do not count: one of them may be learnt, and the closed form has
     no derivative for one temperature alone.
     """
-    if q.temperature is p.temperature:
-        return True
-    return q._fixed_temperature is not None and q._fixed_temperature == p._fixed_temperature
+    if isinstance(q._beta, Tensor) or isinstance(p._beta, Tensor):
+        return q._beta is p._beta
+    return q._beta == p._beta
 
 
 def _register() -> None:
