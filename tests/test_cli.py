@@ -1,4 +1,5 @@
 import builtins
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,10 @@ from typer.testing import CliRunner
 
 import hardconcrete
 from hardconcrete.cli import app
+from hardconcrete.paper.datasets import load_digits
+from hardconcrete.paper.demo import SETTINGS
+from hardconcrete.paper.engine import Recipe
+from hardconcrete.paper.mnist import Experiment, Result
 
 run = CliRunner().invoke
 
@@ -19,11 +24,70 @@ def test_without_a_command_it_teaches(command: list[str]) -> None:
     assert "Usage" in run(app, command).output
 
 
-def test_demo_draws_and_prints_the_facts(tmp_path: Path) -> None:
+def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = replace(SETTINGS["digits"], recipe=Recipe(epochs=2, gate_lr=0.1))
+    monkeypatch.setitem(SETTINGS, "digits", quick)
+    monkeypatch.setattr(
+        "hardconcrete.paper.demo.load_mnist",
+        lambda split, data: load_digits(split),  # noqa: ARG005
+    )
     result = run(app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 0
-    assert "0.4633" in result.stdout
-    assert {file.name for file in tmp_path.iterdir()} == {"figure2.svg", "figure2.png"}
+    assert "data: MNIST" in result.stdout
+    assert "dense" in result.stdout
+    assert "delivered" in result.stdout
+    assert len(list(tmp_path.iterdir())) == 7
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, dict]]:
+    """Stands in for training; what was asked for."""
+    asked: list[tuple[Experiment, dict]] = []
+
+    def fake(experiment: Experiment, **where: object) -> list[Result]:
+        asked.append((experiment, where))
+        return [
+            Result(seed, (219, 214, 100), 1.4, 1.4e5, 1.5e5, 5.3e5, 40.0)
+            for seed in experiment.seeds
+        ]
+
+    monkeypatch.setattr("hardconcrete.paper.mnist.run", fake)
+    return asked
+
+
+def test_lists_take_their_values_at_once(trained: list[tuple[Experiment, dict]]) -> None:
+    result = run(app, "reproduce mlp --lam 0.1 0.5 5 --epochs 3 --seeds 0 1 2 --validate".split())
+    assert result.exit_code == 0, result.output
+    experiment, where = trained[0]
+    assert experiment == Experiment("mlp", (0.1, 0.5, 5.0), (0, 1, 2), 3, validate=True)
+    assert where == {"out": Path("runs"), "data": None, "device": "auto", "resume": False}
+    assert "266-88-33" in result.stdout
+    assert "seed 2" in result.stdout
+
+
+def test_repeated_options_work_as_well(trained: list[tuple[Experiment, dict]]) -> None:
+    run(app, "reproduce lenet5 --lam 10 --lam 0.5 --lam 0.1 --lam 10 --seeds 4".split())
+    assert trained[0][0] == Experiment("lenet5", (10.0, 0.5, 0.1, 10.0), (4,))
+
+
+def test_a_setting_without_a_row_of_the_paper(trained: list[tuple[Experiment, dict]]) -> None:
+    result = run(app, "reproduce mlp --lam 0.7".split())
+    assert trained[0][0].lam == (0.7,)
+    assert "paper" not in result.stdout
+
+
+def test_bad_settings_and_interrupts_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run(app, "reproduce mlp --lam 1 2".split())
+    assert result.exit_code == 1
+    assert "one for each of fc1:in" in result.output
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hardconcrete.paper.mnist.run", interrupt)
+    result = run(app, ["reproduce", "mlp"])
+    assert result.exit_code == 130
+    assert "--resume continues" in result.output
 
 
 @pytest.mark.parametrize("figure", ["figure1", "figure2"])
@@ -42,6 +106,6 @@ def test_a_missing_extra_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> No
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    result = run(app, ["demo"])
+    result = run(app, ["reproduce", "figure1"])
     assert result.exit_code == 1
     assert "pip install 'hardconcrete[plot]'" in " ".join(result.output.split())

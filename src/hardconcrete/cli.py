@@ -14,6 +14,7 @@ import hardconcrete
 from hardconcrete.errors import HardConcreteError
 
 if TYPE_CHECKING:
+    from hardconcrete.paper.demo import Demo
     from hardconcrete.paper.figures import Drawing
     from hardconcrete.paper.mnist import Experiment, Result
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     help="Train any PyTorch network to be small: L0 regularization with hard concrete gates.",
     epilog="Begin with `hardconcrete demo`.",
 )
-reproduce = typer.Typer(no_args_is_help=True, help="Reproduce the paper, figure by figure.")
+reproduce = typer.Typer(no_args_is_help=True, help="Reproduce the paper, row by row.")
 app.add_typer(reproduce, name="reproduce")
 
 
@@ -96,15 +97,35 @@ def main(
 
 
 @app.command()
-def demo(out: Out = Path("report")) -> None:
-    """See the hard concrete distribution at work: figure 2 of the paper and the facts in it."""
+def demo(
+    out: Out = Path("report"),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with MNIST; else HARDCONCRETE_DATA, the cache, or a download."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of both networks.")] = 0,
+) -> None:
+    """Watch a network learn which of its own units to drop, beside a dense one."""
     with refusals_in_words():
-        from hardconcrete.paper.figures import figure2
+        from hardconcrete.paper.demo import demo as run_demo
+        from hardconcrete.paper.demo import find_data
 
-        show(figure2(out), "The hard concrete gate at log alpha = 0, temperature 0.5")
-    typer.echo(
-        "A gate is exactly 0 or exactly 1 about half of the time, and has a gradient in between."
-    )
+        train, test, title = find_data(data)
+        typer.echo(f"data: {title}")
+        show_demo(run_demo(train, test, out, seed))
+
+
+def show_demo(found: "Demo") -> None:
+    """Both networks side by side, and what was drawn."""
+    table = Table("network", "test error", "pixels-hidden-hidden left", "multiply-adds")
+    dense = found.outcomes[0].macs
+    for row in found.outcomes:
+        share = f"{row.macs:,.0f} ({row.macs / dense:.0%})"
+        table.add_row(row.name, f"{row.error:.2f}%", "-".join(map(str, row.units)), share)
+    console = Console()
+    console.print(table)
+    for file in found.files:
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 
 @reproduce.command("figure1")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +143,7 @@ class Learner:
                     value.zero_()
 
     @property
-    def averaged(self) -> nn.Module:
+    def averaged(self) -> Any:
         """The network with averaged weights and gates: what is counted and tested."""
         return self.average.module
 

@@ -1,33 +1,19 @@
 """The paper's figures, drawn from the distributions themselves, as SVG and PNG."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributions import RelaxedBernoulli
 
 import hardconcrete as hc
-from hardconcrete.errors import MissingExtraError
+from hardconcrete.report.plots import BLUE, GREEN, PURPLE, VERMILION, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# Okabe and Ito's palette, which colour-blind readers tell apart.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
-
-STYLE: dict[Any, Any] = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.dpi": 150,
-    "font.size": 10,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "svg.hashsalt": "hardconcrete",
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +49,7 @@ def figure1(out: Path) -> Drawing:
         axes.legend(loc="upper center")
 
     penalty_at_two = {f"penalty of theta = 2 at p = {p:g}": 2.0**p for p in [*styles, 0.0]}
-    return Drawing(_save(draw, out, "figure1", (6, 4)), penalty_at_two)
+    return Drawing(save(draw, out, "figure1", (6, 4)), penalty_at_two)
 
 
 def figure2(out: Path, *, samples: int = 10_000, seed: int = 0) -> Drawing:
@@ -108,7 +94,7 @@ def figure2(out: Path, *, samples: int = 10_000, seed: int = 0) -> Drawing:
         "standard deviation": gate.stddev.item(),
         "largest |average - exact mean| in (b)": (hard_average - gates.mean).abs().max().item(),
     }
-    return Drawing(_save(draw, out, "figure2", (11, 4.2)), facts)
+    return Drawing(save(draw, out, "figure2", (11, 4.2)), facts)
 
 
 def _concrete(log_alpha: Tensor) -> RelaxedBernoulli:
@@ -135,22 +121,3 @@ def _draw_densities(axes: "Axes", gate: hc.HardConcrete) -> None:
     axes.set_title("(a) $\\log\\,\\alpha = 0$, $\\beta = 0.5$, stretched to $(-0.1, 1.1)$")
     handles = [*axes.get_legend_handles_labels()[0], *masses.get_legend_handles_labels()[0]]
     axes.legend(handles=handles, loc="upper center", fontsize=8)
-
-
-def _save(
-    draw: Callable[["Figure"], None], out: Path, name: str, size: tuple[float, float]
-) -> tuple[Path, ...]:
-    """Draw without a screen and write both formats, byte for byte the same each time."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", extra="plot") from error
-    out.mkdir(parents=True, exist_ok=True)
-    files = (out / f"{name}.svg", out / f"{name}.png")
-    with rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        figure.savefig(files[0], metadata={"Date": None})
-        figure.savefig(files[1])
-    return files

@@ -1,0 +1,46 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hardconcrete.errors import DataError
+from hardconcrete.paper import demo as module
+from hardconcrete.paper.datasets import load_digits
+from hardconcrete.paper.demo import SETTINGS, demo, find_data
+from hardconcrete.paper.engine import Recipe
+
+
+def test_the_digits_prune_themselves(tmp_path: Path) -> None:
+    found = demo(load_digits("train"), load_digits("test"), tmp_path)
+    dense, gated = found.outcomes
+    assert dense.units == (64, 100, 50)
+    assert gated.macs < 0.7 * dense.macs
+    assert gated.error < 6
+    assert {file.stem for file in found.files} == {"pixels", "gates", "units", "record"}
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["gated"]["units"] == list(gated.units)
+    assert record["dataset"] == "digits"
+    assert all(file.stat().st_size > 1000 for file in found.files[:-1])
+
+
+def test_the_settings_for_mnist_fit_its_images() -> None:
+    setting = SETTINGS["mnist"]
+    assert setting.sizes == {"fc1:in": 784, "fc2:in": 300, "fc3:in": 100}
+    assert isinstance(setting.recipe, Recipe)
+
+
+def test_without_mnist_it_says_so_and_takes_the_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise DataError("no network\nmore words")
+
+    monkeypatch.setattr(module, "load_mnist", refuse)
+    train, test, title = find_data(None)
+    assert (train.name, test.name) == ("digits", "digits")
+    assert "because MNIST is out of reach (no network)" in title
+    with pytest.raises(DataError, match="no network"):
+        find_data(Path("here"))
+
+
+def test_mnist_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "load_mnist", lambda split, _: load_digits(split))
+    assert find_data(None)[2].startswith("MNIST")
