@@ -1,5 +1,6 @@
 """Slow, obviously right answers to compare with, and eyes on what a gated model does."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,3 +89,24 @@ class Products(TorchDispatchMode):
         if func is torch.ops.aten.mul.Tensor:
             self.shapes.add(tuple(result.shape))
         return result
+
+
+def assert_as_by_hand(model: nn.Module, sites: list[hc.Site | str], x: Tensor) -> None:
+    """Outputs and the gradients of weights, input and gates, in training and evaluation."""
+    plain = copy.deepcopy(model)
+    gated = spread(hc.attach_gates(model, x.detach(), sites=sites))
+    for training in (True, False):
+        gated.train(training), plain.train(training)
+        z = next_draw(gated) if training else gated.gates.readout()
+        expected, found = by_hand(plain, gated, z, x), gated(x)
+        torch.testing.assert_close(found, expected)
+        slope = torch.randn_like(expected)
+        inputs = [x] if x.requires_grad else []
+        ours = [*gated.model.parameters(), *inputs, gated.gates.log_alpha]
+        theirs = [*plain.parameters(), *inputs, gated.gates.log_alpha]
+        torch.testing.assert_close(
+            torch.autograd.grad((found * slope).sum(), ours, materialize_grads=True),
+            torch.autograd.grad((expected * slope).sum(), theirs, materialize_grads=True),
+            rtol=1e-5,
+            atol=1e-5,
+        )
