@@ -198,33 +198,23 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     Console().print(table)
 
 
-@reproduce.command("mlp", cls=ManyValues)
-def reproduce_mlp(
-    lam: Lam = [0.1],  # noqa: B006  (typer copies it)
-    seeds: Seeds = [0],  # noqa: B006
-    epochs: Epochs = 200,
-    device: Device = "auto",
-    out: Runs = Path("runs"),
-    data: Data = None,
-    validate: Validate = False,
-    resume: Resume = False,
-) -> None:
-    """Table 1, MLP 784-300-100: --lam 0.1, or separately --lam 0.1 0.5 5."""
-    where = {"out": out, "data": data, "device": device, "resume": resume}
-    reproduce_row("mlp", lam, seeds, epochs, validate, **where)
+def add_row(network: str, help_text: str) -> None:
+    """Add the command that reproduces the rows of a network."""
+
+    @reproduce.command(network, cls=ManyValues, help=help_text)
+    def row(
+        lam: Lam = [0.1],  # noqa: B006  (typer copies it)
+        seeds: Seeds = [0],  # noqa: B006
+        epochs: Epochs = 200,
+        device: Device = "auto",
+        out: Runs = Path("runs"),
+        data: Data = None,
+        validate: Validate = False,
+        resume: Resume = False,
+    ) -> None:
+        where = {"out": out, "data": data, "device": device, "resume": resume}
+        reproduce_row(network, lam, seeds, epochs, validate, **where)
 
 
-@reproduce.command("lenet5", cls=ManyValues)
-def reproduce_lenet5(
-    lam: Lam = [0.1],  # noqa: B006
-    seeds: Seeds = [0],  # noqa: B006
-    epochs: Epochs = 200,
-    device: Device = "auto",
-    out: Runs = Path("runs"),
-    data: Data = None,
-    validate: Validate = False,
-    resume: Resume = False,
-) -> None:
-    """Table 1, LeNet-5 20-50-800-500: --lam 0.1, or separately --lam 10 0.5 0.1 10."""
-    where = {"out": out, "data": data, "device": device, "resume": resume}
-    reproduce_row("lenet5", lam, seeds, epochs, validate, **where)
+add_row("mlp", "Table 1, MLP 784-300-100: --lam 0.1, or separately --lam 0.1 0.5 5.")
+add_row("lenet5", "Table 1, LeNet-5 20-50-800-500: --lam 0.1, or separately --lam 10 0.5 0.1 10.")

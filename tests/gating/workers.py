@@ -59,4 +59,5 @@ def distributed_gradients(rank: int, folder: Path) -> None:
         loss_of_rank(parallel, penalty, rank).backward()
         found.append({name: p.grad.clone() for name, p in gated.named_parameters()})
     torch.save(found, folder / f"rank{rank}.pt")
+    dist.barrier()  # a rank that leaves early takes the connection of the other with it
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ longer than one. Everything that a step reads or writes therefore stays in place
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -218,7 +219,11 @@ class Engine:
         for learner in self.learners:
             graph.register_generator_state(learner.generator)
         trunk.wait_stream(torch.cuda.current_stream())
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True):
+        with (
+            torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "TensorFloat32")  # float32 is meant
             with torch.cuda.stream(trunk):
                 for _ in range(WARM_UP):
                     step()

@@ -1,0 +1,79 @@
+"""Which draw a recomputation in backward belongs to.
+
+Activation checkpointing runs parts of a forward again while its gradients are computed, when the
+call that drew the gates is over and perhaps others have drawn since. The node being differentiated
+lies in the graph of its own forward: from there only the draw of that forward can be reached.
+"""
+
+from collections import deque
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from hardconcrete.errors import GateError
+
+REMEMBERED = 8
+"""Draws that a recomputation can still find."""
+
+
+def in_backward() -> bool:
+    """Whether gradients are being computed now, so that a forward here is a recomputation."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+class RecentDraws:
+    """The last draws, each under the node of the graph that made it."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[Node, Tensor]] = deque(maxlen=REMEMBERED)
+        self._owners: dict[Node, Tensor] = {}
+
+    def remember(self, drawn: Tensor) -> None:
+        """Keep a draw; under torch.func nothing is recomputed, and no leaf can be made."""
+        self._owners.clear()
+        if drawn.grad_fn is not None and torch._C._functorch.maybe_current_level() is None:
+            leaf = drawn.detach().requires_grad_()
+            leaf.register_hook(_refuse_lost_gradient)
+            self._recent.append((drawn.grad_fn, leaf))
+
+    def recomputed(self) -> Tensor:
+        """The draw of the forward that is being recomputed."""
+        node = torch._C._current_autograd_node()
+        if node not in self._owners:
+            visited = _reachable(node)
+            draws = [z for source, z in self._recent if source in visited]
+            if len(draws) != 1:
+                raise GateError(
+                    f"a recomputation in backward finds {len(draws)} draws of the gates that could "
+                    "be its own: use checkpoint(..., use_reentrant=False), at most "
+                    f"{REMEMBERED} forwards per backward, and no forward that feeds another one"
+                )
+            self._owners.update(dict.fromkeys(visited, draws[0]))
+        return self._owners[node]
+
+    def refuse_another(self, drawn: Tensor) -> None:
+        """Refuse a recomputation that drew for itself, unless it drew the same."""
+        if drawn.requires_grad and not torch.equal(self.recomputed(), drawn):
+            raise GateError(
+                "a recomputation in backward drew other gates than its forward: checkpoint with "
+                "preserve_rng_state=True and without a generator, or checkpoint inside the model"
+            )
+
+
+def _reachable(node: Node) -> set[Node]:
+    visited, waiting = {node}, [node]
+    while waiting:
+        for successor, _ in waiting.pop().next_functions:
+            if successor is not None and successor not in visited:
+                visited.add(successor)
+                waiting.append(successor)
+    return visited
+
+
+def _refuse_lost_gradient(_: Tensor) -> None:
+    """A recomputed graph is thrown away, unless the checkpoint is a reentrant one."""
+    raise GateError(
+        "reentrant activation checkpointing loses the gradients of the gates: use "
+        "checkpoint(..., use_reentrant=False)"
+    )
