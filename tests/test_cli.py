@@ -35,7 +35,7 @@ def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.exit_code == 0
     assert "data: MNIST" in result.stdout
     assert "dense" in result.stdout
-    assert "delivered" in result.stdout
+    assert "(expected 100%)" in result.stdout
     assert len(list(tmp_path.iterdir())) == 7
 
 

@@ -3,11 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from hardconcrete.errors import DataError
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import demo as module
 from hardconcrete.paper.datasets import load_digits
 from hardconcrete.paper.demo import SETTINGS, demo, find_data
-from hardconcrete.paper.engine import Recipe
 
 
 def test_the_digits_prune_themselves(tmp_path: Path) -> None:
@@ -26,7 +25,14 @@ def test_the_digits_prune_themselves(tmp_path: Path) -> None:
 def test_the_settings_for_mnist_fit_its_images() -> None:
     setting = SETTINGS["mnist"]
     assert setting.sizes == {"fc1:in": 784, "fc2:in": 300, "fc3:in": 100}
-    assert isinstance(setting.recipe, Recipe)
+    assert setting.recipe.gate_lr > setting.recipe.lr
+
+
+def test_a_bad_folder_is_refused_before_training(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(ArgumentError, match="is a file; name a folder"):
+        demo(load_digits("train"), load_digits("test"), taken)
 
 
 def test_without_mnist_it_says_so_and_takes_the_digits(monkeypatch: pytest.MonkeyPatch) -> None:

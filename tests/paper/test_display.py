@@ -1,5 +1,8 @@
+import io
+
 import pytest
 import torch
+from rich.console import Console
 
 import hardconcrete as hc
 from hardconcrete.paper.display import Display, Status, dense_macs, status
@@ -32,4 +35,15 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 20
     assert "40/40" in lines[-1]
-    assert "units 3-2   MACs expected 50%  delivered 60%" in lines[0]
+    assert "units 3-2 MACs 60% (expected 50%)" in lines[0]
+
+
+def test_a_terminal_of_80_columns_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr("hardconcrete.paper.display.Console", lambda: console)
+    with Display(["seed 0", "seed 10"], epochs=200, dense=100.0) as display:
+        display.update(2, [Status(0.4806, (20, 25, 45, 462), 12.0, 13.0)] * 2)
+        display.bar.refresh()
+    text = screen.getvalue()
+    assert "seed 10 2/200 loss 0.481 units 20-25-45-462 MACs 13% (expected 12%)" in text

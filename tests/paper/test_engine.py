@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper.datasets import Images, load_digits
 from hardconcrete.paper.engine import Engine, Learner, Recipe, error_rate
 from hardconcrete.paper.models import MLP
@@ -75,8 +75,6 @@ def test_a_seed_gives_the_same_alone_and_in_company(digits: Images) -> None:
 
 
 def test_averages_follow_weights_and_gates(digits: Images) -> None:
-    fast = learner(epochs=1)
-    fast.recipe = Recipe(epochs=1, batch_size=50, averaging=0.0)
     slow = Learner("slow", 0, learner().model, Recipe(epochs=1, batch_size=50, averaging=0.5))
     initial = slow.averaged.gates.log_alpha.clone()
     train(slow, data=digits)
@@ -94,6 +92,23 @@ def test_preparing_undoes_its_steps(digits: Images) -> None:
     extra = set(after) - set(before)
     assert extra
     assert all((after[name] == 0).all() for name in extra)
+
+
+def test_a_state_of_another_network_is_refused(digits: Images) -> None:
+    one = learner()
+    train(one, data=digits)
+    state = {name: tensor.clone() for name, tensor in one.state().items()}
+    name = "model.gates.log_alpha"
+    with pytest.raises(DataError, match="log_alpha has the shape"):
+        one.restore({**state, name: torch.zeros(3)})
+    del state[name]
+    with pytest.raises(DataError, match="log_alpha is in one of them only"):
+        one.restore(state)
+
+
+def test_learners_need_the_same_pace(digits: Images) -> None:
+    with pytest.raises(ArgumentError, match="same epochs and batch size"):
+        Engine([learner(epochs=1), learner(epochs=2)], digits)
 
 
 def test_error_rate_restores_the_mode() -> None:
@@ -117,6 +132,24 @@ def test_a_replayed_graph_gives_the_same_alone_and_in_company(digits: Images) ->
     other, together = (learner(seed=seed, epochs=2, device="cuda") for seed in (0, 1))
     train(other, together, data=digits)
     assert_same(alone, together)
-    on_cpu = learner(seed=1, epochs=2)
-    assert on_cpu.model.gates.log_alpha.shape == together.model.gates.log_alpha.shape
-    assert not torch.equal(together.model.gates.log_alpha.cpu(), on_cpu.model.gates.log_alpha)
+    eager = learner(seed=1, epochs=2, device="cuda")
+    eager.load(digits)
+    for epoch in range(2):
+        eager.begin_epoch(epoch)
+        for _ in range(eager.steps):
+            eager.step()
+    for name, tensor in together.state().items():
+        torch.testing.assert_close(tensor, eager.state()[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_resumed_run_on_a_gpu_repeats(digits: Images) -> None:
+    whole, first, second = (learner(epochs=n, device="cuda") for n in (3, 2, 3))
+    train(whole, data=digits)
+    train(first, data=digits)
+    engine = Engine([second], digits)
+    second.restore(first.state())
+    engine.done = 2
+    assert list(engine) == [3]
+    assert_same(whole, second)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import hardconcrete as hc
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import mnist
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.mnist import NETWORKS, Experiment, choose_device, gated_network, run
@@ -46,7 +45,7 @@ def test_a_row_is_trained_tested_once_and_written(opened: list[str], tmp_path: P
     assert [(line["epoch"], line["seed"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     again = run(experiment, out=tmp_path, device="cpu", resume=True)
     assert again == [first, second]
-    assert opened == ["train", "test"]
+    assert opened == ["train", "test", "train"]
 
 
 def test_validation_never_opens_the_test_set(
@@ -92,6 +91,9 @@ def test_an_interrupted_run_continues_bit_identically(
         ({"network": "mlp", "seeds": ()}, "at least one seed"),
         ({"network": "mlp", "seeds": (1, 1)}, "each once"),
         ({"network": "mlp", "epochs": 0}, "--epochs 0"),
+        ({"network": "mlp", "lam": (-0.1,)}, "--lam -0.1 must not be negative"),
+        ({"network": "mlp", "lam": (float("nan"),)}, "--lam nan"),
+        ({"network": "mlp", "seeds": (-1,)}, "--seeds -1"),
     ],
 )
 def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
@@ -102,6 +104,14 @@ def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(ArgumentError, match="--device warp"):
         choose_device("warp")
+    with pytest.raises(ArgumentError, match="run on cpu and cuda"):
+        choose_device("meta")
+
+
+def test_missing_data_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not in"):
+        run(Experiment("mlp"), out=tmp_path / "runs", data=tmp_path / "nowhere", device="cpu")
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -116,4 +126,3 @@ def test_the_gates_of_the_paper(name: str, sizes: tuple[int, ...]) -> None:
     for group in gated.groups:
         start = gated.gates.log_alpha[group.slice].sigmoid().mean().item()
         assert 1 - start == pytest.approx(network.droprate[group.name], abs=0.005)
-    assert isinstance(penalty, hc.L0Penalty)

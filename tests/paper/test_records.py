@@ -16,13 +16,13 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_folder_is_not_overwritten(folder: RunFolder) -> None:
-    with pytest.raises(ArgumentError, match="holds a run already; continue it with --resume"):
+    with pytest.raises(ArgumentError, match="holds this run already; continue it with --resume"):
         folder.begin({"seed": 0, "epochs": 3}, resume=False)
     folder.begin({"seed": 0, "epochs": 3}, resume=True)
 
 
 def test_other_settings_cannot_continue_it(folder: RunFolder) -> None:
-    with pytest.raises(ArgumentError, match="begun with epochs=3 and cannot continue with 4"):
+    with pytest.raises(ArgumentError, match="holds a run with epochs=3, which cannot go on with 4"):
         folder.begin({"seed": 0, "epochs": 4}, resume=True)
 
 
@@ -42,6 +42,29 @@ def test_a_damaged_checkpoint_is_named(folder: RunFolder) -> None:
     folder.save({"a": torch.zeros(100)}, epoch=1, seconds=0.0)
     folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:100])
     with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged .* delete it"):
+        folder.load()
+
+
+def test_without_a_checkpoint_the_metrics_begin_anew(folder: RunFolder) -> None:
+    folder.log({"epoch": 1})
+    assert folder.load() is None
+    assert folder.lines() == []
+
+
+def test_an_unfinished_line_and_a_damaged_record(folder: RunFolder) -> None:
+    folder.log({"epoch": 1})
+    folder.metrics.write_text(folder.metrics.read_text() + '{"epoch": 2, "lo')
+    folder.save({"a": torch.zeros(1)}, epoch=1, seconds=0.0)
+    assert folder.load()[1] == 1
+    assert folder.lines() == [{"epoch": 1}]
+    folder.record.write_text('{"settings": ')
+    with pytest.raises(DataError, match=r"record.json is damaged; delete its folder"):
+        folder.begin({"seed": 0, "epochs": 3}, resume=True)
+
+
+def test_a_checkpoint_of_something_else_is_damaged(folder: RunFolder) -> None:
+    records.save_file({"a": torch.zeros(1)}, folder.checkpoint)
+    with pytest.raises(DataError, match="is damaged"):
         folder.load()
 
 
@@ -67,5 +90,6 @@ def test_the_environment_names_versions_and_commit(monkeypatch: pytest.MonkeyPat
     def no_git(*_: object, **__: object) -> None:
         raise FileNotFoundError("git")
 
+    assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) == 40
     monkeypatch.setattr(records.subprocess, "run", no_git)
     assert environment(torch.device("cpu"))["commit"] is None

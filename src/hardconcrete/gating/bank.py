@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
-from hardconcrete.distributions import Rectified
+from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.gating.recomputation import RecentDraws, in_backward
+from hardconcrete.gating.recomputation import Draws, in_backward
 
 Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]
@@ -27,7 +26,7 @@ class GateBank(nn.Module):
     generator: torch.Generator | None
     _drawn: Values | None
     _read: Values | None
-    _draws: RecentDraws
+    _draws: Draws
 
     def __init__(self, log_alpha: Tensor, sizes: list[int], gate: Gate, rule: str) -> None:
         super().__init__()
@@ -44,10 +43,9 @@ class GateBank(nn.Module):
 
     def distribution(self) -> Rectified:
         """q(z | phi) of every gate, for the present locations."""
-        if torch.compiler.is_compiling():
-            return self.gate(self.log_alpha)
-        with _without_validation():
-            return self.gate(self.log_alpha)
+        if self.gate is HardConcrete:  # a check of values would wait for the device on each step
+            return HardConcrete(self.log_alpha, validate_args=False)
+        return self.gate(self.log_alpha)
 
     def readout(self) -> Tensor:
         """The test-time value of every gate."""
@@ -113,20 +111,9 @@ def _nothing_held() -> dict[str, Any]:
     return {
         "_drawn": None,
         "_read": None,
-        "_draws": RecentDraws(),
+        "_draws": Draws(),
         "generator": None,
     }
-
-
-@contextmanager
-def _without_validation() -> Iterator[None]:
-    """Checking arguments looks at their values: a synchronisation with the device on each step."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 def _refuse_unusable(gates: Rectified, log_alpha: Tensor, rule: str) -> None:

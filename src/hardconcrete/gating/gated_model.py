@@ -45,7 +45,7 @@ class GatedModel(nn.Module):
         self.groups = groups
         self.sample = sample
         self.decayed_by_penalty: frozenset[str] = frozenset()
-        self.decayed_by_optimizer = False
+        self.decayed_by_optimizer: frozenset[str] = frozenset()
 
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """The model's own forward, under one draw; with ``samples=L`` stacked over L draws."""
@@ -71,11 +71,11 @@ class GatedModel(nn.Module):
         """
         if self.sample == "example" and self.training and batch_size is None:
             raise ArgumentError("with sample='example' a draw needs the batch size: draw(64)")
+        if not self.training:  # every module reads the gates itself: threads share no state
+            yield
+            return
         shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
-        drawn = self.gates.draw(shape) if self.training else None
-        # With gradients every module reads the gates itself, so that a recomputation does the same.
-        hold = not self.training and not torch.is_grad_enabled()
-        with self.gates.holding(drawn, self.gates.readout() if hold else None):
+        with self.gates.holding(self.gates.draw(shape), None):
             yield
 
     def open_probability(self) -> dict[str, Tensor]:

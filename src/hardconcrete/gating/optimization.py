@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import nn
-
 from hardconcrete.gating.gated_model import GatedModel
 
 
@@ -25,14 +23,14 @@ def parameter_groups(
     """
     named = dict(gated.model.named_parameters(remove_duplicate=False))
     carried = {id(named[name]) for name in gated.decayed_by_penalty}
-    plain: list[nn.Parameter] = []
-    penalised: list[nn.Parameter] = []
-    for parameter in gated.model.parameters():
-        if parameter.requires_grad:
-            (penalised if id(parameter) in carried else plain).append(parameter)
+    trained = [parameter for parameter in gated.model.parameters() if parameter.requires_grad]
+    penalised = [parameter for parameter in trained if id(parameter) in carried]
+    plain = [parameter for parameter in trained if id(parameter) not in carried]
     gates = [parameter for parameter in gated.gates.parameters() if parameter.requires_grad]
     if weight_decay:
-        gated.decayed_by_optimizer = True
+        decayed = {id(parameter) for parameter in plain}
+        names = (name for name, parameter in named.items() if id(parameter) in decayed)
+        gated.decayed_by_optimizer |= frozenset(names)
     settings = (
         ("weights", plain, lr, weight_decay),
         ("weights decayed by the penalty", penalised, lr, 0.0),

@@ -5,7 +5,7 @@ call that drew the gates is over and perhaps others have drawn since. The node b
 lies in the graph of its own forward: from there only the draw of that forward can be reached.
 """
 
-from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +13,16 @@ from torch.autograd.graph import Node
 
 from hardconcrete.errors import GateError
 
-REMEMBERED = 8
-"""Draws that a recomputation can still find."""
-
 
 def in_backward() -> bool:
     """Whether gradients are being computed now, so that a forward here is a recomputation."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-class RecentDraws:
-    """The last draws, each under the node of the graph that made it."""
+class Draws:
+    """Draws, each kept by the node of the graph that made it, and gone with that graph."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[Node, Tensor]] = deque(maxlen=REMEMBERED)
         self._owners: dict[Node, Tensor] = {}
 
     def remember(self, drawn: Tensor) -> None:
@@ -35,19 +31,19 @@ class RecentDraws:
         if drawn.grad_fn is not None and torch._C._functorch.maybe_current_level() is None:
             leaf = drawn.detach().requires_grad_()
             leaf.register_hook(_refuse_lost_gradient)
-            self._recent.append((drawn.grad_fn, leaf))
+            _notes(drawn.grad_fn)[self] = leaf
 
     def recomputed(self) -> Tensor:
         """The draw of the forward that is being recomputed."""
         node = torch._C._current_autograd_node()
         if node not in self._owners:
             visited = _reachable(node)
-            draws = [z for source, z in self._recent if source in visited]
+            draws = [_notes(source)[self] for source in visited if self in _notes(source)]
             if len(draws) != 1:
                 raise GateError(
                     f"a recomputation in backward finds {len(draws)} draws of the gates that could "
-                    "be its own: use checkpoint(..., use_reentrant=False), at most "
-                    f"{REMEMBERED} forwards per backward, and no forward that feeds another one"
+                    "be its own: use checkpoint(..., use_reentrant=False), and let no forward feed "
+                    "another one before backward"
                 )
             self._owners.update(dict.fromkeys(visited, draws[0]))
         return self._owners[node]
@@ -59,6 +55,11 @@ class RecentDraws:
                 "a recomputation in backward drew other gates than its forward: checkpoint with "
                 "preserve_rng_state=True and without a generator, or checkpoint inside the model"
             )
+
+
+def _notes(node: Node) -> dict[Any, Tensor]:
+    notes: Any = node.metadata  # a dictionary, declared as a method
+    return notes  # type: ignore[no-any-return]
 
 
 def _reachable(node: Node) -> set[Node]:

@@ -125,13 +125,13 @@ class L0Penalty:
 
     def _carry_decay(self) -> None:
         """From now on the gated weights decay here, and not in the optimiser."""
-        if self.gated.decayed_by_optimizer:
+        names = frozenset(name for group in self.gated.groups for name in group.site.names)
+        if names & self.gated.decayed_by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "
                 "weights would decay twice; build the L0Penalty first"
             )
-        names = (name for group in self.gated.groups for name in group.site.names)
-        self.gated.decayed_by_penalty |= frozenset(names)
+        self.gated.decayed_by_penalty |= names
 
 
 def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:

@@ -1,7 +1,7 @@
 """Batch-norm statistics for the gates that are used at test time."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.gating import GatedModel
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -38,12 +39,19 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
     first = next(rest, None)
     if first is None:
         raise ArgumentError("recalibrate needs at least one batch, and batches is empty")
-    with _estimating(model, norms), torch.no_grad():
+    with _estimating(model, norms), torch.no_grad(), _under_the_readout(model):
         for batch in chain([first], rest):
             if isinstance(batch, Mapping):
                 model(**batch)
             else:
                 model(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def _under_the_readout(model: nn.Module) -> AbstractContextManager[None]:
+    """For gated norms too, which are in training mode while they are estimated."""
+    if not isinstance(model, GatedModel):
+        return nullcontext()
+    return model.gates.holding(None, model.gates.readout())
 
 
 @contextmanager

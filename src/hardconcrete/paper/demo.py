@@ -19,7 +19,12 @@ from hardconcrete.paper.engine import Engine, Learner, Recipe, error_rate
 from hardconcrete.paper.flops import mlp_macs
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
-from hardconcrete.report.plots import gate_histograms, kept_inputs, units_over_time
+from hardconcrete.report.plots import (
+    check_plotting,
+    gate_histograms,
+    kept_inputs,
+    units_over_time,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
         ``demo(*find_data(None)[:2], Path("report"))`` is what ``hardconcrete demo`` runs.
     """
     setting = SETTINGS[train.name]
+    check_plotting(out)
     torch.manual_seed(seed)
     dense = Learner("dense", seed, MLP(setting.side**2, setting.hidden), setting.recipe)
     model = MLP(setting.side**2, setting.hidden)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from torch import Tensor, nn
 
 import hardconcrete as hc
@@ -46,8 +48,6 @@ def status(model: nn.Module, loss: float, macs: Macs, sizes: Mapping[str, int]) 
 
 def dense_macs(macs: Macs, sizes: Mapping[str, int]) -> float:
     """Multiply-adds with every unit alive."""
-    import torch
-
     return macs({name: torch.ones(size) for name, size in sizes.items()})
 
 
@@ -57,19 +57,17 @@ class Display:
     Example:
         >>> with Display(["dense"], epochs=2, dense=100.0) as display:
         ...     display.update(1, [Status(0.5, (4, 3), 80.0, 90.0)])
-        dense    1/2    loss 0.5000   units 4-3   MACs expected 80%  delivered 90%
+        dense  1/2 loss 0.500 units 4-3 MACs 90% (expected 80%)
     """
 
     def __init__(self, names: Sequence[str], epochs: int, dense: float) -> None:
         self.names, self.epochs, self.dense = names, epochs, dense
         self.console = Console()
-        self.live = self.console.is_terminal
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-        )
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal
+        name = Column(no_wrap=True, min_width=max(map(len, names)))
+        text, left = TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True)
+        wide = [BarColumn(bar_width=20)] if self.console.width >= 110 else []
+        columns = (TextColumn("{task.description}", table_column=name), *wide, text, left)
         self.bar = Progress(*columns, console=self.console, disable=not self.live)
         self.tasks = [self.bar.add_task(name, total=epochs, text="") for name in names]
 
@@ -89,10 +87,9 @@ class Display:
         """Show where every network stands."""
         for name, task, now in zip(self.names, self.tasks, statuses, strict=True):
             text = (
-                f"{epoch:4d}/{self.epochs:<4d} loss {now.loss:.4f}   "
-                f"units {'-'.join(map(str, now.units))}   "
-                f"MACs expected {now.expected / self.dense:.0%}  "
-                f"delivered {now.delivered / self.dense:.0%}"
+                f"{epoch}/{self.epochs} loss {now.loss:.3f} units "
+                f"{'-'.join(map(str, now.units))} MACs {now.delivered / self.dense:.0%} "
+                f"(expected {now.expected / self.dense:.0%})"
             )
             self.bar.update(task, completed=epoch, text=text)
             if not self.live and (

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper.datasets import Images
 
 WARM_UP = 3
@@ -53,7 +53,7 @@ class Learner:
         seed: of the order of the data and of the gates; the model was initialised by the caller.
         model: a plain module or a ``GatedModel``.
         recipe: how it is trained.
-        penalty: added to the cross-entropy.
+        penalty: added to the cross-entropy; its lambda is constant.
     """
 
     def __init__(
@@ -98,9 +98,10 @@ class Learner:
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, so that a resumed run needs no random state."""
-        seed = self.seed * 1_000_003 + epoch
+        seed = 2 * (self.seed * 1_000_003 + epoch)  # an odd one for the order, of its own stream
         self.generator.manual_seed(seed)
-        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(seed))
+        shuffle = torch.Generator().manual_seed(seed + 1)
+        order = torch.randperm(len(self.labels), generator=shuffle)
         self.order.copy_(order[: self.order.numel()].view_as(self.order))
         self.count.zero_()
         self.loss.zero_()
@@ -135,13 +136,18 @@ class Learner:
         return tensors
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Write a state back, in place; what it lacks was created since and becomes 0."""
+        """Write a state back, in place."""
+        own = self.state()
+        for name in own.keys() ^ state.keys():
+            raise DataError(f"this checkpoint is of another network: {name} is in one of them only")
         with torch.no_grad():
-            for name, value in self.state().items():
-                if name in state:
-                    value.copy_(state[name])
-                else:
-                    value.zero_()
+            for name, value in own.items():
+                if value.shape != state[name].shape:
+                    raise DataError(
+                        f"this checkpoint is of another network: {name} has the shape "
+                        f"{list(state[name].shape)}, not {list(value.shape)}"
+                    )
+                value.copy_(state[name])
 
     @property
     def averaged(self) -> Any:
@@ -163,6 +169,9 @@ class Engine:
     """
 
     def __init__(self, learners: Sequence[Learner], data: Images, done: int = 0) -> None:
+        recipes = {(learner.recipe.epochs, learner.recipe.batch_size) for learner in learners}
+        if len(recipes) != 1:
+            raise ArgumentError("learners trained together need the same epochs and batch size")
         self.learners, self.done = learners, done
         self.seconds = 0.0
         self.epochs = learners[0].recipe.epochs
@@ -191,7 +200,8 @@ class Engine:
             learner.begin_epoch(0)
         step = self._captured() if on_gpu else self._in_turn()
         for learner, state in zip(self.learners, before, strict=True):
-            learner.restore(state)
+            created = {name: torch.zeros_like(value) for name, value in learner.state().items()}
+            learner.restore({**created, **state})
         return step
 
     def _in_turn(self) -> Callable[[], None]:
@@ -227,6 +237,8 @@ class Engine:
             with torch.cuda.stream(trunk):
                 for _ in range(WARM_UP):
                     step()
+                    for learner in self.learners:
+                        learner.count.zero_()
             torch.cuda.current_stream().wait_stream(trunk)
             with torch.cuda.graph(graph, stream=trunk):
                 step()

@@ -1,5 +1,6 @@
 """The paper's rows on MNIST: train, count the units that are left, test once at the end."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -85,8 +86,14 @@ class Experiment:
                 f"--lam takes one number or one for each of {', '.join(groups)}, "
                 f"not {len(self.lam)}"
             )
+        for lam in self.lam:
+            if not 0 <= lam < math.inf:
+                raise ArgumentError(f"--lam {lam} must not be negative or infinite")
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ArgumentError(f"--seeds {self.seeds} must name at least one seed, each once")
+        for seed in self.seeds:
+            if not 0 <= seed < 2**31:
+                raise ArgumentError(f"--seeds {seed} must lie between 0 and 2^31")
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
 
@@ -131,16 +138,16 @@ def run(
         --lam takes one number or one for each of fc1:in, fc2:in, fc3:in, not 2
     """
     place = choose_device(device)
+    training = load_mnist("train", data)
+    if experiment.validate:
+        training, held_out = hold_out(training)
     folder = RunFolder(out / experiment.name)
     folder.begin(_as_json(experiment), resume=resume)
     record = folder.read()
     if "results" in record:  # the test set was read for it; it is not read again
         return [Result(**{**row, "units": tuple(row["units"])}) for row in record["results"]]
-    training = load_mnist("train", data)
-    if experiment.validate:
-        training, held_out = hold_out(training)
-    learners = [_learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     started = time.perf_counter()
+    learners = [_learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     seconds = _train(experiment, learners, training, folder)
     tested = held_out if experiment.validate else load_mnist("test", data)
     results = [_result(experiment, learner, tested, seconds) for learner in learners]
@@ -166,9 +173,12 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.zeros((), device=device).device
+        place = torch.zeros((), device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
+        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0][:200]}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"--device {device}: the experiments run on cpu and cuda")
+    return place
 
 
 def gated_network(
@@ -205,8 +215,8 @@ def _train(
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             learner.restore(own)
     saved = time.perf_counter()
-    dense = dense_macs(network.macs, network.sizes)
-    with Display([learner.name for learner in learners], experiment.epochs, dense) as display:
+    names, dense = [learner.name for learner in learners], dense_macs(network.macs, network.sizes)
+    with Display(names, experiment.epochs, dense) as display:
         for epoch in engine:
             statuses = [
                 status(learner.averaged, loss, network.macs, network.sizes)
@@ -215,15 +225,19 @@ def _train(
             display.update(epoch, statuses)
             for learner, now in zip(learners, statuses, strict=True):
                 folder.log({"epoch": epoch, "seed": learner.seed, **asdict(now)})
-            if epoch == experiment.epochs or time.perf_counter() - saved > CHECKPOINT_SECONDS:
-                state = {
-                    f"seed{learner.seed}.{name}": tensor
-                    for learner in learners
-                    for name, tensor in learner.state().items()
-                }
-                folder.save(state, epoch, engine.seconds)
+            if epoch in (1, experiment.epochs) or time.perf_counter() - saved > CHECKPOINT_SECONDS:
+                _save(folder, engine)
                 saved = time.perf_counter()
     return engine.seconds
+
+
+def _save(folder: RunFolder, engine: Engine) -> None:
+    tensors = {
+        f"seed{learner.seed}.{name}": tensor
+        for learner in engine.learners
+        for name, tensor in learner.state().items()
+    }
+    folder.save(tensors, engine.done, engine.seconds)
 
 
 def _result(experiment: Experiment, learner: Learner, tested: Images, seconds: float) -> Result:

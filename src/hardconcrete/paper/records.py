@@ -24,7 +24,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     Example:
         >>> import torch
         >>> sorted(environment(torch.device("cpu")))
-        ['commit', 'date', 'device', 'hardconcrete', 'python', 'torch']
+        ['commit', 'date', 'device', 'hardconcrete', 'python', 'threads', 'torch']
     """
     on_gpu = device.type == "cuda"
     return {
@@ -32,14 +32,18 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{os.cpu_count()} CPU cores",
+        "threads": torch.get_num_threads(),
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 def _commit() -> str | None:
-    """The commit of a checkout; None for an installed package."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the checkout this file lies in, marked if it was changed; else None."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists() or not (root / "src/hardconcrete").is_dir():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -86,29 +90,30 @@ class RunFolder:
             self.metrics.unlink(missing_ok=True)
             self.checkpoint.unlink(missing_ok=True)
             return
-        if not resume:
-            raise ArgumentError(
-                f"{self.path} holds a run already; continue it with --resume, choose another "
-                "--out, or delete it"
-            )
         before = self.read()["settings"]
         for key in {*before, *settings}:
             if before.get(key) != settings.get(key):
                 raise ArgumentError(
-                    f"{self.path} was begun with {key}={before.get(key)!r} and cannot continue "
-                    f"with {settings.get(key)!r}; use the same settings or another --out"
+                    f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
+                    f"with {settings.get(key)!r}; choose another --out, or delete it"
                 )
+        if not resume:
+            raise ArgumentError(
+                f"{self.path} holds this run already; continue it with --resume, choose another "
+                "--out, or delete it"
+            )
 
     def read(self) -> dict[str, Any]:
         """The record."""
-        content: dict[str, Any] = json.loads(self.record.read_text())
+        try:
+            content: dict[str, Any] = json.loads(self.record.read_text())
+        except json.JSONDecodeError as error:
+            raise DataError(f"{self.record} is damaged; delete its folder to begin anew") from error
         return content
 
     def write(self, record: dict[str, Any]) -> None:
         """Replace the record, all at once."""
-        temporary = self.record.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-        temporary.replace(self.record)
+        _replace(self.record, json.dumps(record, indent=2) + "\n")
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line of metrics."""
@@ -116,10 +121,11 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        """All metrics so far."""
+        """All metrics so far; a line that a kill left unfinished is none."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        whole = self.metrics.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
         """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
@@ -130,17 +136,26 @@ class RunFolder:
 
     def load(self) -> tuple[dict[str, Tensor], int, float] | None:
         """Tensors, epoch and seconds of the checkpoint; metrics of later epochs are dropped."""
-        if not self.checkpoint.exists():
-            return None
+        found = self._checkpoint() if self.checkpoint.exists() else None
+        epoch = 0 if found is None else found[1]
+        kept = [line for line in self.lines() if line["epoch"] <= epoch]
+        _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        return found
+
+    def _checkpoint(self) -> tuple[dict[str, Tensor], int, float]:
         try:
             with safe_open(self.checkpoint, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 about = file.metadata()
-        except SafetensorError as error:
+            return tensors, int(about["epoch"]), float(about["seconds"])
+        except (SafetensorError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.checkpoint} is damaged ({error}); delete it to begin this run anew"
             ) from error
-        epoch = int(about["epoch"])
-        kept = [line for line in self.lines() if line["epoch"] <= epoch]
-        self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        return tensors, epoch, float(about["seconds"])
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file all at once: a kill leaves the old one or the new one."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
