@@ -36,7 +36,12 @@ def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "data: MNIST" in result.stdout
     assert "dense" in result.stdout
     assert "(expected 100%)" in result.stdout
-    assert len(list(tmp_path.iterdir())) == 7
+    assert "0.4633" in result.stdout
+    found = {file.name for file in tmp_path.iterdir()}
+    pictures = {
+        f"{name}.{kind}" for name in ("pixels", "gates", "units") for kind in ("svg", "png")
+    }
+    assert found == pictures | {"figure2.svg", "figure2.png", "record.json"}
 
 
 @pytest.fixture

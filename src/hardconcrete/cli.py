@@ -105,13 +105,15 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of both networks.")] = 0,
 ) -> None:
-    """Watch a network learn which of its own units to drop, beside a dense one."""
+    """See one gate at work, then watch a network learn which of its own units to drop."""
     with refusals_in_words():
         from hardconcrete.paper.demo import demo as run_demo
         from hardconcrete.paper.demo import find_data
+        from hardconcrete.paper.figures import figure2
 
+        show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
         train, test, title = find_data(data)
-        typer.echo(f"data: {title}")
+        typer.echo(f"\nA gate on every input and hidden unit of a network; data: {title}")
         show_demo(run_demo(train, test, out, seed))
 
 
