@@ -67,6 +67,7 @@ def test_lists_take_their_values_at_once(trained: list[tuple[Experiment, dict]])
     assert experiment == Experiment("mlp", (0.1, 0.5, 5.0), (0, 1, 2), 3, validate=True)
     assert where == {"out": Path("runs"), "data": None, "device": "auto", "resume": False}
     assert "266-88-33" in result.stdout
+    assert result.stdout.count("219-214-100") == 3
     assert "seed 2" in result.stdout
 
 

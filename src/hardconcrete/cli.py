@@ -189,15 +189,21 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     table = Table("", "units left", f"{tested} error", "FLOPs expected", "delivered", "dense", "s")
     for column in table.columns[2:]:
         column.justify = "right"
-    for row in results:
+    table.columns[1].no_wrap = True
+    table.columns[1].min_width = max(len(row) for row in ("units left", *units_of(results)))
+    for row, units in zip(results, units_of(results), strict=True):
         flops = (row.expected_flops, row.delivered_flops, row.dense_flops)
         counts = (f"{count / 1000:,.0f}k" for count in flops)
-        units = "-".join(map(str, row.units))
         table.add_row(f"seed {row.seed}", units, f"{row.error:.2f}%", *counts, f"{row.seconds:.0f}")
     if experiment.lam in network.rows:
         title, units, error = network.rows[experiment.lam]
         table.add_row(f"paper, {title}", units, f"{error:.1f}%", "", "", "", "", style="bold")
     Console().print(table)
+
+
+def units_of(results: "list[Result]") -> list[str]:
+    """Units left as the paper writes them."""
+    return ["-".join(map(str, row.units)) for row in results]
 
 
 def add_row(network: str, help_text: str) -> None:
