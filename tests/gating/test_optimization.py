@@ -24,7 +24,17 @@ def test_gates_have_their_own_rate_and_no_decay() -> None:
     assert (gates["name"], gates["lr"], gates["weight_decay"]) == ("gates", 0.2, 0.0)
     assert names(gated, gates) == ["gates.log_alpha"]
     assert names(gated, weights) == [f"model.{n}" for n, _ in gated.model.named_parameters()]
-    assert hc.parameter_groups(gated, lr=0.1)[1]["lr"] == 0.1
+    assert [group["lr"] for group in hc.parameter_groups(gated, 0.1, weight_decay=0.3)] == [0.1] * 2
+
+
+def test_without_settings_of_their_own_gates_join_the_weights() -> None:
+    gated = make()
+    (only,) = hc.parameter_groups(gated, lr=0.1)
+    assert (only["name"], only["lr"], only["weight_decay"]) == ("weights and gates", 0.1, 0.0)
+    assert names(gated, only) == [
+        *[f"model.{name}" for name, _ in gated.model.named_parameters()],
+        "gates.log_alpha",
+    ]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
@@ -82,7 +92,7 @@ def test_without_decay_the_order_does_not_matter() -> None:
     gated = make()
     hc.parameter_groups(gated, lr=0.1)
     hc.L0Penalty(gated, 0.1, weight_decay=0.01)
-    assert [g["weight_decay"] for g in hc.parameter_groups(gated, 0.1)] == [0.0, 0.0, 0.0]
+    assert [g["weight_decay"] for g in hc.parameter_groups(gated, 0.1)] == [0.0]
 
 
 def test_what_is_frozen_is_left_out() -> None:
@@ -93,5 +103,5 @@ def test_what_is_frozen_is_left_out() -> None:
     gated.model.requires_grad_(True)
     gated.freeze_gates()
     (weights,) = hc.parameter_groups(gated, lr=0.1)
-    assert weights["name"] == "weights"
+    assert names(gated, weights) == [f"model.{n}" for n, _ in gated.model.named_parameters()]
     assert isinstance(weights["params"][0], nn.Parameter)

@@ -2,7 +2,12 @@
 
 from typing import Any
 
+from torch import nn
+
 from hardconcrete.gating.gated_model import GatedModel
+
+Settings = tuple[str, list[nn.Parameter], float, float]
+"""Name, parameters, learning rate and weight decay of a group."""
 
 
 def parameter_groups(
@@ -11,7 +16,8 @@ def parameter_groups(
     """Parameter groups for any ``torch.optim`` optimiser.
 
     Gates never decay, and may have a learning rate of their own. Parameters whose decay an
-    ``L0Penalty(weight_decay=...)`` carries get none here: build the penalty first.
+    ``L0Penalty(weight_decay=...)`` carries get none here: build the penalty first. Without
+    decay or a rate of their own the gates join the weights: each group costs the optimiser time.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -31,11 +37,13 @@ def parameter_groups(
         decayed = {id(parameter) for parameter in plain}
         names = (name for name, parameter in named.items() if id(parameter) in decayed)
         gated.decayed_by_optimizer |= frozenset(names)
-    settings = (
+    settings: tuple[Settings, ...] = (
         ("weights", plain, lr, weight_decay),
         ("weights decayed by the penalty", penalised, lr, 0.0),
         ("gates", gates, lr if gate_lr is None else gate_lr, 0.0),
     )
+    if weight_decay == 0 and gate_lr in (None, lr):
+        settings = (("weights and gates", plain + penalised + gates, lr, 0.0),)
     return [
         {"name": name, "params": parameters, "lr": rate, "weight_decay": decay}
         for name, parameters, rate, decay in settings
