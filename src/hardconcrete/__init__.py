@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hardconcrete.compaction import CompactionPlan, compact
     from hardconcrete.distributions import HardConcrete, Rectified
     from hardconcrete.errors import HardConcreteError
     from hardconcrete.gating import (
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
         remove_gates,
     )
     from hardconcrete.objective import L0Penalty, recalibrate
+    from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CompactionPlan",
     "GatedModel",
     "Group",
     "HardConcrete",
@@ -30,13 +33,18 @@ __all__ = [
     "L0Penalty",
     "Rectified",
     "Site",
+    "Structure",
+    "UnitGroup",
     "attach_gates",
+    "compact",
+    "find_groups",
     "parameter_groups",
     "recalibrate",
     "remove_gates",
 ]
 
 _HOME = {
+    "compaction": ("CompactionPlan", "compact"),
     "distributions": ("HardConcrete", "Rectified"),
     "errors": ("HardConcreteError",),
     "gating": (
@@ -48,6 +56,7 @@ _HOME = {
         "remove_gates",
     ),
     "objective": ("L0Penalty", "recalibrate"),
+    "structure": ("Structure", "UnitGroup", "find_groups"),
 }
 
 

@@ -40,6 +40,35 @@ class SiteError(HardConcreteError, ValueError):
     """
 
 
+class TraceError(HardConcreteError, RuntimeError):
+    """A model whose forward cannot be turned into one graph of operators.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> class Chooses(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x) if x.sum() > 0 else x
+        >>> try:
+        ...     hc.find_groups(Chooses(3, 3), torch.zeros(2, 3))
+        ... except hc.HardConcreteError as error:
+        ...     print(str(error).partition(":")[0])
+        Chooses cannot be traced by torch.export
+    """
+
+
+class CompactionError(HardConcreteError, RuntimeError):
+    """A model cannot be made small in the way that was asked for.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> try:
+        ...     hc.CompactionPlan.of(torch.nn.Linear(2, 2))
+        ... except hc.HardConcreteError as error:
+        ...     print(str(error).partition(":")[0])
+        this Linear carries no plan
+    """
+
+
 class GateError(HardConcreteError, RuntimeError):
     """A gated model was used in a way that gives its gates no value, or two.
 

@@ -26,9 +26,9 @@ def by_hand(plain: nn.Module, gated: hc.GatedModel, z: Tensor, *inputs: Any) -> 
     """What ``plain`` gives when its weights are multiplied by hand, without the library."""
     weights = dict(plain.named_parameters())
     for group in gated.groups:
-        for name in group.site.names:
+        for axis in group.axes:
             own = z[group.start : group.start + group.units]
-            weights[name] = multiplied(weights[name], group.site.dim, own)
+            weights[axis.parameter] = multiplied(weights[axis.parameter], axis.dim, own)
     return functional_call(plain, weights, inputs)
 
 

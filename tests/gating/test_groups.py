@@ -4,13 +4,13 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import SiteError
-from hardconcrete.gating.groups import Group, make_groups, per_group
+from hardconcrete.gating.groups import Group, in_bank, per_group, site_groups
 from hardconcrete.gating.site import named_sites
 from hardconcrete.paper.models import MLP, LeNet5
 
 
 def groups_of(model: nn.Module, *sites: hc.Site | str) -> tuple[Group, ...]:
-    return make_groups(model, named_sites(model, sites))
+    return in_bank(site_groups(model, named_sites(model, sites)))
 
 
 def test_groups_of_the_mlp() -> None:
@@ -53,12 +53,12 @@ def test_squared_norms(site: hc.Site | str) -> None:
     assert found.shape == (group.units,)
     for unit in range(group.units):
         total = 0.0
-        for name in group.site.names:
-            tensor = model.get_parameter(name).detach()
-            if group.site.dim is None:
+        for axis in group.axes:
+            tensor = model.get_parameter(axis.parameter).detach()
+            if axis.dim is None:
                 total += tensor.flatten()[unit].item() ** 2
             else:
-                total += sum(v**2 for v in tensor.select(group.site.dim, unit).flatten().tolist())
+                total += sum(v**2 for v in tensor.select(axis.dim, unit).flatten().tolist())
         assert found[unit].item() == pytest.approx(total, rel=1e-6)
 
 

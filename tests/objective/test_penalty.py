@@ -35,9 +35,9 @@ def masked(gated: hc.GatedModel, z: Tensor) -> list[Tensor]:
     """The gated weights under a pattern of gates."""
     weights = dict(gated.model.named_parameters())
     return [
-        multiplied(weights[name].detach(), group.site.dim, z[group.slice])
+        multiplied(weights[axis.parameter].detach(), axis.dim, z[group.slice])
         for group in gated.groups
-        for name in group.site.names
+        for axis in group.axes
     ]
 
 

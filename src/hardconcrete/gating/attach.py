@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.bank import Gate, GateBank
+from hardconcrete.gating.choice import Patterns, choose_groups
 from hardconcrete.gating.faces import with_faces
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import Group, make_groups, per_group
-from hardconcrete.gating.module_gates import ModuleGates, Multiplier
-from hardconcrete.gating.site import Site, named_sites
+from hardconcrete.gating.groups import GateAxis, Group, per_group
+from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
+from hardconcrete.gating.site import Site
 from hardconcrete.gating.swap import is_swapped, restore, swap
+from hardconcrete.structure.trace import as_args
 
 SPREAD = 0.01
 """Standard deviation of the initial locations (section 4)."""
@@ -29,28 +31,41 @@ def attach_gates(
     example_inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
     *,
-    sites: Sequence[Site | str],
+    sites: str | Sequence[Site | str] = "auto",
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     droprate: float | Mapping[str, float] = 0.5,
     gate: Gate = HardConcrete,
     sample: Sample = "batch",
     readout: str = "paper",
+    keep_mean: bool = False,
 ) -> GatedModel:
-    """Put a gate on every unit of ``sites``, in place.
+    """Put a gate on every unit of a model, in place.
 
     Args:
         model: any module; it stays the same object, and its parameters stay its own.
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         kwargs: keyword inputs of the same call.
-        sites: ``Site``s or shorthands, such as ``["conv1:out", "fc1:in"]``.
+        sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates whatever reads
+            them; or ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``, ``"auto"``
+            perhaps among them: where they overlap, the named site wins.
+        include: patterns such as ``"layers.*"``: only units found whose group has such a name.
+        exclude: patterns of names to leave alone.
         droprate: p in (0, 1), one or by group: log_alpha starts near log((1 - p) / p).
         gate: turns log_alpha into a ``Rectified``: another temperature, stretch or distribution.
             A module is registered, so that what it learns is learnt too.
         sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
         readout: the rule for the gates at test time; see ``HardConcrete.readout``.
+        keep_mean: divide the gated weights by E[z], so that the mean output under the gates is
+            that of the model before, as far as it is linear in them. Changes the weights.
 
     Example:
         >>> import torch, hardconcrete as hc
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        >>> gated = hc.attach_gates(model, torch.zeros(2, 4))
+        >>> [(group.name, group.units) for group in gated.groups]
+        [('0', 3)]
+        >>> model = hc.remove_gates(gated)
         >>> droprate = {"0:in": 0.2, "1:in": 0.5}
         >>> gated = hc.attach_gates(model, torch.zeros(2, 4), sites=[*droprate], droprate=droprate)
         >>> gated.gates.log_alpha.shape
@@ -60,22 +75,26 @@ def attach_gates(
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
-    groups = make_groups(model, named_sites(model, sites))
+    args = as_args(example_inputs)
+    groups, overruled = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     sizes = [group.units for group in groups]
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
-    placed = _placements(model, groups)
+    placed = _placements(model, groups, bank)
     if sample == "example":
         _refuse_without_activation(placed, bank)
     _refuse_recurrent(placed)
-    gated = GatedModel(model, bank, groups, sample)
+    gated = GatedModel(model, bank, groups, sample, (args, dict(kwargs or {})))
+    gated.overruled = overruled
     gated.training = model.training
     try:
         for module, multipliers in placed.items():
             swap(module, ModuleGates(bank, tuple(multipliers)))
-        _probe(gated, example_inputs, kwargs or {})
+        _probe(gated, args, kwargs or {})
     except BaseException:
         remove_gates(gated)
         raise
+    if keep_mean:
+        _divide_by_mean(gated)
     return gated
 
 
@@ -103,7 +122,7 @@ def _initial_locations(
     model: nn.Module, groups: tuple[Group, ...], droprate: float | Mapping[str, float]
 ) -> Tensor:
     """Normal around log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
-    device = model.get_parameter(groups[0].site.names[0]).device
+    device = model.get_parameter(groups[0].parameters[0]).device
     parts = []
     for group, p in zip(groups, per_group(groups, droprate, "droprate"), strict=True):
         if not isinstance(p, int | float) or not 0 < p < 1:
@@ -115,37 +134,60 @@ def _initial_locations(
     return torch.cat(parts)
 
 
-def _placements(model: nn.Module, groups: tuple[Group, ...]) -> dict[nn.Module, list[Multiplier]]:
+def _placements(
+    model: nn.Module, groups: tuple[Group, ...], bank: GateBank
+) -> dict[nn.Module, list[Multiplier]]:
     """What multiplies which module; a tied parameter is gated under all of its names."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
+    sharing: dict[tuple[str, int | None], list[tuple[Group, GateAxis]]] = defaultdict(list)
     for group in groups:
-        for name in group.site.names:
-            for alias, tensor in parameters.items():
-                if tensor is parameters[name]:
-                    path, _, attribute = alias.rpartition(".")
-                    multiplier = Multiplier(attribute, group.site.dim, group)
-                    owner = placed[model.get_submodule(path)]
-                    if multiplier not in owner:
-                        owner.append(multiplier)
+        for axis in group.axes:
+            sharing[axis.parameter, axis.dim].append((group, axis))
+    placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
+    for (name, dim), own in sharing.items():
+        index = _register_index(bank, own)
+        numbers = tuple(group.index for group, _ in own)
+        for alias, tensor in parameters.items():
+            if tensor is parameters[name]:
+                path, _, attribute = alias.rpartition(".")
+                multiplier = Multiplier(attribute, dim, numbers, index, own[0][0].name)
+                owner = placed[model.get_submodule(path)]
+                if not any((m.parameter, m.dim) == (attribute, dim) for m in owner):
+                    owner.append(multiplier)
     return dict(placed)
+
+
+def _register_index(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> str | None:
+    """The gate of every index where it is not one each: the last one stands for no gate."""
+    if len(own) == 1 and own[0][1].units is None:
+        return None
+    last = sum(group.units for group, _ in own)
+    first = own[0][1].units
+    index = torch.full((own[0][0].units if first is None else len(first),), last)
+    start = 0
+    for group, axis in own:
+        units = torch.arange(group.units) if axis.units is None else axis.units
+        index = torch.where(units >= 0, units + start, index)
+        start += group.units
+    name = f"index{len(list(bank.buffers()))}"
+    bank.register_buffer(name, index.to(bank.log_alpha.device), persistent=False)
+    return name
 
 
 def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:
     for module, multipliers in placed.items():
         gates = with_faces(module, ModuleGates(bank, tuple(multipliers)))
         for multiplier in multipliers:
-            name = multiplier.group.name
             if multiplier.dim is None:
                 raise SiteError(
-                    f"{name}: single weights have no activation of their own, so they cannot "
-                    "have a gate per example; use sample='batch'"
+                    f"{multiplier.name}: single weights have no activation of their own, so they "
+                    "cannot have a gate per example; use sample='batch'"
                 )
-            if multiplier.group.index not in (gates.inner, gates.outer):
+            if multiplier is not gates.inner and multiplier not in gates.outer:
                 raise SiteError(
-                    f"{name}: a gate per example multiplies activations, known for the inputs, or "
-                    "the outputs with their bias, of dense and convolutional layers, not for "
-                    f"{type(module).__name__} here; use sample='batch'"
+                    f"{multiplier.name}: a gate per example multiplies activations, known for the "
+                    "inputs, or the outputs with their bias, of dense and convolutional layers, "
+                    f"not for {type(module).__name__} here; use sample='batch'"
                 )
 
 
@@ -153,14 +195,28 @@ def _refuse_recurrent(placed: dict[nn.Module, list[Multiplier]]) -> None:
     for module, multipliers in placed.items():
         if isinstance(module, nn.RNNBase):
             raise SiteError(
-                f"{multipliers[0].group.name}: a {type(module).__name__} keeps copies of its "
+                f"{multipliers[0].name}: a {type(module).__name__} keeps copies of its "
                 "weights, which would hold a drawn gate after the call; gate what it reads from"
             )
 
 
-def _probe(gated: GatedModel, example_inputs: Any, kwargs: Mapping[str, Any]) -> None:
+def _divide_by_mean(gated: GatedModel) -> None:
+    """Let the expected parameters be the ones the model came with."""
+    with torch.no_grad():
+        mean = gated.gates.distribution().mean
+        values = torch.split(mean, gated.gates.sizes)
+        done: set[tuple[int, int | None]] = set()
+        for module in gated.model.modules():
+            for multiplier in module.__dict__[KEY].multipliers if is_swapped(module) else ():
+                parameter: Any = module._parameters[multiplier.parameter]
+                if (id(parameter), multiplier.dim) not in done:
+                    done.add((id(parameter), multiplier.dim))
+                    ones = torch.ones_like(parameter)
+                    parameter.div_(multiplier(ones, gated.gates, values))
+
+
+def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Call the model once: gates that its forward does not read would silently do nothing."""
-    args = example_inputs if isinstance(example_inputs, tuple | list) else (example_inputs,)
     bank, modes = gated.gates, {module: module.training for module in gated.modules()}
     devices = [bank.log_alpha.device] if bank.log_alpha.is_cuda else []
     bank.seen = set()
@@ -188,6 +244,6 @@ def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[s
     return [
         (group.name, name)
         for group in gated.groups
-        for name in group.site.names
+        for name in group.parameters
         if id(parameters[name]) not in read
     ]

@@ -37,13 +37,8 @@ def with_faces(module: nn.Module, gates: ModuleGates) -> ModuleGates:
     """The gates, knowing which of them can multiply an activation of this module."""
     if activation_forward(module) is None:
         return gates
-    inner = outer = None
-    for multiplier in gates.multipliers:
-        if _on_inputs(module, multiplier):
-            inner = multiplier.group.index
-        elif _on_outputs(module, multiplier, gates.multipliers):
-            outer = multiplier.group.index
-    return replace(gates, inner=inner, outer=outer)
+    inner = next((each for each in gates.multipliers if _on_inputs(module, each)), None)
+    return replace(gates, inner=inner, outer=_on_outputs(module, gates.multipliers))
 
 
 def _on_inputs(module: Any, multiplier: Multiplier) -> bool:
@@ -52,12 +47,13 @@ def _on_inputs(module: Any, multiplier: Multiplier) -> bool:
     return ungrouped and multiplier.parameter == "weight" and multiplier.dim == 1
 
 
-def _on_outputs(
-    module: nn.Module, multiplier: Multiplier, multipliers: Sequence[Multiplier]
-) -> bool:
-    """Whether gates multiply the outputs: all parameters are gated along them."""
+def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[Multiplier, ...]:
+    """The multipliers of the outputs, if they gate all parameters alike along them."""
     own = [name for name, parameter in module._parameters.items() if parameter is not None]
-    return all(Multiplier(name, 0, multiplier.group) in multipliers for name in own)
+    found = tuple(each for each in multipliers if each.dim == 0)
+    alike = {(each.groups, each.index) for each in found}
+    complete = sorted(each.parameter for each in found) == sorted(own)
+    return found if complete and len(alike) == 1 else ()
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
@@ -79,21 +75,21 @@ def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None
     gates: ModuleGates = module.__dict__[KEY]
     values = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
-    inner = outer = None
-    if values[0].dim() > 1 or x.numel() < weight.numel():
-        inner, outer = gates.inner, gates.outer
+    on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
+    inner = gates.inner if on_activations else None
+    outer = gates.outer if on_activations else ()
     for multiplier in gates.multipliers:
-        if multiplier.group.index in (inner, outer):
+        if multiplier is inner or multiplier in outer:
             continue  # what multiplies the output multiplies its bias too
         if multiplier.parameter == "weight":
-            weight = multiplier(weight, values)
+            weight = multiplier(weight, gates.bank, values)
         else:
-            bias = multiplier(bias, values)
+            bias = multiplier(bias, gates.bank, values)
     return (
-        None if inner is None else values[inner],
+        inner.gates(gates.bank, values) if inner else None,
         weight,
         bias,
-        None if outer is None else values[outer],
+        outer[0].gates(gates.bank, values) if outer else None,
     )
 
 

@@ -23,6 +23,8 @@ class GatedModel(nn.Module):
         model: the user's module, its state_dict keys and parameters unchanged.
         gates: the bank, with ``gates.log_alpha`` for all units.
         groups: what is gated, in the order of the bank.
+        example: the inputs, positional and by keyword, that the gates were attached with.
+        overruled: groups found by tracing that have no gates because a named site overlaps them.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -37,13 +39,20 @@ class GatedModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, gates: GateBank, groups: tuple[Group, ...], sample: str
+        self,
+        model: nn.Module,
+        gates: GateBank,
+        groups: tuple[Group, ...],
+        sample: str,
+        example: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
         super().__init__()
         self.model = model
         self.gates = gates
         self.groups = groups
         self.sample = sample
+        self.example = example
+        self.overruled: dict[str, str] = {}
         self.decayed_by_penalty: frozenset[str] = frozenset()
         self.decayed_by_optimizer: frozenset[str] = frozenset()
 
@@ -111,7 +120,10 @@ class GatedModel(nn.Module):
         for group, left, probability in rows:
             numbers = (group.units, group.size, left, f"{probability.mean().item():.3f}")
             table.add_row(group.name, *map(str, numbers))
-        Console().print(table)
+        console = Console()
+        console.print(table)
+        for name, site in self.overruled.items():
+            console.print(f"{name}: the site {site} is gated instead")
 
 
 def _stacked(*parts: Any) -> Any:

@@ -1,24 +1,55 @@
 """Groups: the units that share a name, and where their gates lie in the bank."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.site import Site
+from hardconcrete.structure import UnitGroup
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class GateAxis:
+    """A dimension of a parameter, and which unit gates each of its indices.
+
+    Args:
+        parameter: dotted name.
+        dim: the dimension, or None where every single weight is a unit.
+        units: the unit of each index, -1 for none; None where index k is unit k.
+    """
+
+    parameter: str
+    dim: int | None
+    units: Tensor | None = None
+
+    def squared_norms(self, parameter: Tensor, count: int) -> Tensor:
+        """Sums of squares by unit."""
+        squares = parameter.float().square()
+        if self.dim is None:
+            return squares.flatten()
+        sums = squares.transpose(0, self.dim).reshape(parameter.shape[self.dim], -1).sum(1)
+        if self.units is None:
+            return sums
+        units = self.units.to(sums.device)
+        own = units >= 0
+        return sums.new_zeros(count).index_add(0, units[own], sums[own])
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Units that are gated alike, one gate each.
 
     Args:
-        name: the string the site was given as, or ``Site.label``.
-        site: the parameters and the dimension that its gates multiply.
+        name: the string the site was given as, ``Site.label``, or the name of the units found.
+        axes: the dimensions of parameters that its gates multiply; for single weights the
+            dimension is None.
         units: number of gates.
-        size: |g|, the number of weights that one gate multiplies.
+        size: |g|, the number of weights that one gate multiplies; of units that were found, all
+            parameters that go with one.
         index: its place among the groups.
         start: place of its first gate in the bank.
 
@@ -31,47 +62,69 @@ class Group:
     """
 
     name: str
-    site: Site
+    axes: tuple[GateAxis, ...]
     units: int
     size: int
-    index: int
-    start: int
+    index: int = -1
+    start: int = 0
 
     @property
     def slice(self) -> slice:
         """Its part of anything that has one entry per gate."""
         return slice(self.start, self.start + self.units)
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that its gates multiply."""
+        return tuple(dict.fromkeys(axis.parameter for axis in self.axes))
+
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        return sum(  # type: ignore[return-value]
-            parameters[name].float().square().flatten()
-            if self.site.dim is None
-            else parameters[name]
-            .float()
-            .square()
-            .transpose(0, self.site.dim)
-            .reshape(self.units, -1)
-            .sum(1)
-            for name in self.site.names
-        )
+        return sum(axis.squared_norms(parameters[axis.parameter], self.units) for axis in self.axes)  # type: ignore[return-value]
 
 
-def make_groups(model: nn.Module, sites: Mapping[str, Site]) -> tuple[Group, ...]:
-    """One group per site, their gates one after the other."""
+def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
+    """One group per site."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    groups: list[Group] = []
-    start = 0
+    groups = []
     for name, site in sites.items():
         total = sum(parameters[parameter].numel() for parameter in site.names)
         first = parameters[site.names[0]]
         units = first.numel() if site.dim is None else first.shape[site.dim]
         if site.dim is None and total != units:
             raise SiteError(f"{name}: single weights are gated for one parameter at a time")
-        groups.append(Group(name, site, units, total // units, len(groups), start))
-        start += units
-    return tuple(groups)
+        axes = tuple(GateAxis(parameter, site.dim) for parameter in site.names)
+        groups.append(Group(name, axes, units, total // units))
+    return groups
+
+
+def unit_groups(found: Iterable[UnitGroup]) -> list[Group]:
+    """One group for each that was found by tracing."""
+    return [
+        Group(
+            group.name,
+            tuple(GateAxis(axis.tensor, axis.dim, _plain(axis.units)) for axis in group.gated),
+            group.units,
+            group.parameters,
+        )
+        for group in found
+    ]
+
+
+def _plain(units: Tensor) -> Tensor | None:
+    """None where every index is the unit of the same number."""
+    return None if torch.equal(units, torch.arange(len(units))) else units
+
+
+def in_bank(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """The groups with their gates one after the other."""
+    placed: list[Group] = []
+    start = 0
+    for group in groups:
+        placed.append(replace(group, index=len(placed), start=start))
+        start += group.units
+    return tuple(placed)
 
 
 def per_group(groups: tuple[Group, ...], value: Any, what: str) -> list[Any]:

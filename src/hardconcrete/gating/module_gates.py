@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import GateError
 from hardconcrete.gating.bank import GateBank, Values
-from hardconcrete.gating.groups import Group
 
 KEY = "_hardconcrete"
 """Where a gated module keeps its gates: in its ``__dict__``, unseen by the module system."""
@@ -15,18 +15,36 @@ KEY = "_hardconcrete"
 
 @dataclass(frozen=True)
 class Multiplier:
-    """One group's gates on one parameter of a module."""
+    """Gates on one dimension of one parameter of a module.
+
+    Args:
+        parameter: its name in the module.
+        dim: the dimension, None for single weights.
+        groups: numbers of the groups whose gates these are.
+        index: name of the bank's buffer that says which gate each index has; None for one each.
+        name: of the first group, for messages.
+    """
 
     parameter: str
     dim: int | None
-    group: Group
+    groups: tuple[int, ...]
+    index: str | None
+    name: str
 
-    def __call__(self, parameter: Tensor, values: Values) -> Tensor:
+    def gates(self, bank: GateBank, values: Values) -> Tensor:
+        """One gate for every index along the dimension."""
+        if self.index is None:
+            return values[self.groups[0]]
+        own = [values[group] for group in self.groups]
+        open_gate = torch.ones_like(own[0][..., :1])  # for indices that belong to no unit
+        return torch.cat([*own, open_gate], -1).index_select(-1, bank.get_buffer(self.index))
+
+    def __call__(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
         """The parameter times its gates."""
-        z = values[self.group.index]
+        z = self.gates(bank, values)
         if z.dim() > 1:
             raise GateError(
-                f"{self.group.name}: a gate per example multiplies activations, and "
+                f"{self.name}: a gate per example multiplies activations, and "
                 f"{self.parameter} was read as a parameter; use sample='batch' for this site"
             )
         z = z.to(parameter.dtype)
@@ -42,14 +60,14 @@ class ModuleGates:
     Args:
         bank: where the values of the gates come from.
         multipliers: what multiplies which parameter.
-        inner: index of the group that can multiply the input of this module instead.
-        outer: index of the group that can multiply its output instead.
+        inner: the one that can multiply the input of this module instead.
+        outer: those that can multiply its output instead.
     """
 
     bank: GateBank
     multipliers: tuple[Multiplier, ...]
-    inner: int | None = None
-    outer: int | None = None
+    inner: Multiplier | None = None
+    outer: tuple[Multiplier, ...] = ()
 
     def read(self, module: nn.Module, name: str) -> Tensor:
         """A parameter, times its gates."""
@@ -57,7 +75,7 @@ class ModuleGates:
         values = self.values(module, name)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
-                value = multiplier(value, values)
+                value = multiplier(value, self.bank, values)
         return value  # type: ignore[no-any-return]
 
     def values(self, module: nn.Module, *names: str) -> Values:

@@ -125,7 +125,7 @@ class L0Penalty:
 
     def _carry_decay(self) -> None:
         """From now on the gated weights decay here, and not in the optimiser."""
-        names = frozenset(name for group in self.gated.groups for name in group.site.names)
+        names = frozenset(name for group in self.gated.groups for name in group.parameters)
         if names & self.gated.decayed_by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "

@@ -1,0 +1,6 @@
+"""From a gated model to a plain, smaller one that computes the same."""
+
+from hardconcrete.compaction.compact import compact
+from hardconcrete.compaction.plan import CompactionPlan
+
+__all__ = ["CompactionPlan", "compact"]

@@ -1,0 +1,89 @@
+"""Compaction: plan, then apply, then prove."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import nn
+
+from hardconcrete.compaction.apply import applied
+from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.resize import guesses
+from hardconcrete.compaction.verify import difference, first_difference
+from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.gating import GatedModel
+
+Form = Literal["auto", "module", "graph"]
+
+
+def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn.Module:
+    """A plain, smaller model that computes what ``gated.eval()`` does.
+
+    Units whose gates are shut are cut out of every parameter and buffer, and what is left of the
+    gates is folded into the weights. Before it returns, the small model is compared with the gated
+    one on the inputs that the gates were attached with, and on their rows in another number.
+
+    Args:
+        gated: what ``attach_gates`` returned; it is left as it is.
+        form: ``"module"`` is the user's own classes with smaller tensors; ``"graph"`` the traced
+            graph with its sizes rewritten, for forwards that have sizes written into them;
+            ``"auto"`` tries them in this order. ``CompactionPlan.of(small).form`` says which it is.
+        min_units: how many units each group keeps at least; the likeliest ones.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.randn(2, 4))
+        >>> _ = gated.gates.log_alpha.data.copy_(torch.tensor([5.0, -5.0, 0.0]))
+        >>> small = hc.compact(gated)
+        >>> small[0], small[2]
+        (Linear(in_features=4, out_features=2, bias=True), Linear(in_features=2, out_features=2, bias=True))
+    """
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(
+            f"compact takes what attach_gates returned, not a {type(gated).__name__}"
+        )
+    if form not in ("auto", "module", "graph"):
+        raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
+    if min_units < 1:
+        raise ArgumentError(f"min_units={min_units} must be at least 1")
+    plain = ungated(gated)
+    plan = make_plan(gated, plain, min_units=min_units)
+    reference = copy.deepcopy(gated)
+    failures = []
+    for candidate in _candidates(plan, plain, form):
+        small, failure = _attempt(candidate, plain, reference, gated.example)
+        if small is not None:
+            return small
+        failures.append(f"as {candidate.form}: {failure}")
+    hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
+    raise CompactionError(
+        f"{type(plain).__name__} could not be made small. {'; '.join(dict.fromkeys(failures))}{hint}"
+    )
+
+
+def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
+    """What can be tried: plain modules, with sizes among their attributes replaced, a graph."""
+    if form != "graph":
+        yield replace(plan, form="module")
+        for guess in guesses(plan, plain):
+            yield replace(plan, form="module", attributes={**plan.attributes, **guess})
+    if form != "module":
+        yield replace(plan, form="graph")
+
+
+def _attempt(
+    plan: CompactionPlan, plain: nn.Module, reference: nn.Module, example: Any
+) -> tuple[nn.Module | None, str]:
+    """A small model, if it computes the same; else why not."""
+    try:
+        small = applied(plan, plain, *example)
+        gap = difference(reference, small, example)
+    except Exception as error:  # noqa: BLE001  (the user's forward may fail in any way)
+        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    if gap <= 1:
+        return small, ""
+    where = first_difference(reference, small, example)
+    return None, f"its outputs differ by {gap:.3g} times what is tolerated ({where})"

@@ -1,0 +1,145 @@
+"""Who is dead: units that nothing reads any more, or that are always zero, and what follows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.gating import GatedModel
+from hardconcrete.structure.groups import Structure
+from hardconcrete.structure.walk import Walk, first_names
+
+Place = tuple[str, int]
+
+
+def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
+    """Every gated parameter's gates, multiplied where there are several, by first name."""
+    names = first_names(plain)
+    parameters = dict(plain.named_parameters(remove_duplicate=False))
+    found: dict[str, Tensor] = {}
+    done: set[tuple[str, int | None, int]] = set()
+    for group in gated.groups:
+        own = gates[group.slice]
+        for axis in group.axes:
+            name = names[axis.parameter]
+            if (name, axis.dim, group.index) not in done:
+                done.add((name, axis.dim, group.index))
+                z = along(own, axis.dim, axis.units, parameters[name])
+                found[name] = found.get(name, torch.ones_like(z)) * z
+    return found
+
+
+def along(own: Tensor, dim: int | None, units: Tensor | None, parameter: Tensor) -> Tensor:
+    """Gates of a group, spread over a parameter; 1 where there is none."""
+    if dim is None:
+        return own.reshape(parameter.shape)
+    if units is not None:
+        own = torch.cat([own, own.new_ones(1)])[units.to(own.device)]
+    shape = [-1 if d == dim else 1 for d in range(parameter.dim())]
+    return own.reshape(shape).expand(parameter.shape)
+
+
+@dataclass
+class Graveyard:
+    """What is known of each unit while the dead are counted.
+
+    Args:
+        walk: labels of the model without gates.
+        alive: for every gated parameter which entries are not shut.
+    """
+
+    walk: Walk
+    alive: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        labels = self.walk.scope.labels
+        self.roots: dict[Place, Tensor] = {
+            (name, dim): labels.find(part.labels.reshape(-1))
+            for name, value in self.walk.tensors.items()
+            for part in value.components
+            for dim in part.dims
+        }
+        self.read: dict[Place, set[int]] = {}
+        for contraction in self.walk.scope.contractions:
+            for place, found in contraction.reads:
+                roots = set(labels.find(found).flatten().tolist())
+                self.read.setdefault(place, set()).update(roots)
+        everyone = set().union(*self.read.values())
+        self.removable = everyone - labels.why_fixed().keys()
+        self.disturbed = labels.disturbed()
+        self.dead: set[int] = set()
+
+    def bury(self) -> set[int]:
+        """All units that are dead, counting again until no death brings another."""
+        while new := (self._unread() | self._always_zero()) - self.dead:
+            self.dead |= new
+        return self.dead
+
+    def keeps(self, place: Place) -> Tensor:
+        """Which indices of an axis stay."""
+        dead = torch.tensor(sorted(self.dead), dtype=torch.int64)
+        return ~torch.isin(self.roots[place], dead)
+
+    def open_along(self, name: str, dim: int) -> Tensor:
+        """Which indices along a dimension have an entry that is not shut and not cut."""
+        value = self.walk.tensors[name]
+        if name not in self.alive:
+            return torch.ones(value.shape[dim], dtype=torch.bool)
+        entries = self.alive[name]
+        for other in range(len(value.shape)):
+            if other != dim and (name, other) in self.roots:
+                kept = self.keeps((name, other)).nonzero().flatten()
+                entries = entries.index_select(other, kept)
+        return entries.transpose(0, dim).reshape(value.shape[dim], -1).any(1)
+
+    def _unread(self) -> set[int]:
+        """Units whose every reader is shut."""
+        reached: set[int] = set()
+        for (name, dim), roots in self.read.items():
+            still_open = self.roots[name, dim][self.open_along(name, dim)]
+            reached |= roots & set(still_open.tolist())
+        return self.removable - reached
+
+    def _always_zero(self) -> set[int]:
+        """Units made of shut parameters alone, with nothing on the way that maps 0 elsewhere."""
+        made_of: dict[int, bool] = {}
+        for (name, dim), roots in self.roots.items():
+            is_open = self.open_along(name, dim)
+            reading = self.read.get((name, dim), set())
+            for root, entry_open in zip(roots.tolist(), is_open.tolist(), strict=True):
+                if root in self.removable and root not in reading:
+                    made_of[root] = made_of.get(root, True) and not entry_open
+        return {root for root, shut in made_of.items() if shut} - self.disturbed
+
+    def revive(self, structure: Structure, least: int, chance: dict[str, Tensor]) -> None:
+        """Let every group keep its likeliest units, so that no layer is left with nothing."""
+        for group in structure:
+            roots = self.units_of(group)
+            alive = [root for root in roots if root not in self.dead]
+            if len(alive) < least:
+                scores = self._scores(group, chance)
+                best = sorted(range(len(roots)), key=lambda k: -scores[k])
+                for k in [k for k in best if roots[k] in self.dead][: least - len(alive)]:
+                    self.dead.discard(roots[k])
+
+    def units_of(self, group: Any) -> list[int]:
+        """The label of every unit of a group."""
+        axis = group.axes[0]
+        roots = self.roots[axis.tensor, axis.dim]
+        found = [0] * group.units
+        for unit, root in zip(axis.units.tolist(), roots.tolist(), strict=True):
+            if unit >= 0:
+                found[unit] = root
+        return found
+
+    def _scores(self, group: Any, chance: dict[str, Tensor]) -> list[float]:
+        """How likely each unit is to be open, by the gates on what reads it."""
+        best = torch.zeros(group.units)
+        for axis in group.axes:
+            if axis.tensor in chance:
+                entries = chance[axis.tensor].transpose(0, axis.dim).flatten(1)
+                top = entries.amax(1).float() if entries.numel() else torch.zeros(0)
+                own = axis.units >= 0
+                best = best.scatter_reduce(0, axis.units[own], top[own].cpu(), "amax")
+        return [float(score) for score in best]

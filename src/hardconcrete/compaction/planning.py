@@ -1,0 +1,142 @@
+"""From gates to a plan: trace the model without its gates, bury the dead, write down what stays."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+from torch.utils._pytree import tree_map
+
+from hardconcrete.compaction.death import Graveyard, masks
+from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale
+from hardconcrete.gating import GatedModel, remove_gates
+from hardconcrete.structure.axes import Value
+from hardconcrete.structure.groups import describe
+from hardconcrete.structure.trace import trace
+from hardconcrete.structure.walk import Walk, first_names, module_path, operator_name, walk
+
+NORMS = ("batch_norm", "instance_norm")
+
+
+def ungated(gated: GatedModel) -> nn.Module:
+    """A copy of the user's model, without gates."""
+    return remove_gates(copy.deepcopy(gated))
+
+
+def make_plan(
+    gated: GatedModel, plain: nn.Module, *, min_units: int = 1, select: bool = True
+) -> CompactionPlan:
+    """What the readout of the gates leaves of a model."""
+    args, kwargs = gated.example
+    found = walk(trace(plain, args, kwargs), plain)
+    gates = gated.gates.readout().detach().cpu()
+    z = masks(gated, plain, gates)
+    yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})
+    yard.bury()
+    structure = describe(found, plain, 1)
+    chance = masks(gated, plain, gated.gates.distribution().open_probability.detach().cpu())
+    yard.revive(structure, min_units, chance)
+    selections, closed = _selections(yard, plain) if select else ({}, {})
+    groups = {}
+    for group in structure:
+        kept = tuple(k for k, root in enumerate(yard.units_of(group)) if root not in yard.dead)
+        groups[group.name] = Kept(group.units, kept)
+    return CompactionPlan(
+        model=type(plain).__name__,
+        groups=groups,
+        cuts=_cuts(yard, closed),
+        scales=_scales(gated, plain, gates),
+        selections=selections,
+        attributes=_channels(yard, found, plain),
+        inputs=tree_map(_described, [list(args), dict(kwargs)]),
+    )
+
+
+def _described(leaf: Any) -> Any:
+    """Shape and type of an example input, in words that JSON has."""
+    if isinstance(leaf, Tensor):
+        return {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
+    return leaf if isinstance(leaf, int | float | str | bool | None) else repr(leaf)
+
+
+def _cuts(yard: Graveyard, closed: dict[tuple[str, int], Tensor]) -> tuple[Cut, ...]:
+    cuts = []
+    for name, dim in yard.roots:
+        keeps = yard.keeps((name, dim))
+        keeps = keeps & ~closed.get((name, dim), torch.zeros_like(keeps))
+        if not keeps.all():
+            cuts.append(Cut(name, dim, len(keeps), tuple(keeps.nonzero().flatten().tolist())))
+    return tuple(cuts)
+
+
+def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, ...]:
+    """The gates along every axis that they multiply."""
+    names = first_names(plain)
+    found: dict[tuple[str, int | None, int], Scale] = {}
+    for group in gated.groups:
+        own = gates[group.slice]
+        for axis in group.axes:
+            name = names[axis.parameter]
+            values = own
+            if axis.units is not None:
+                values = torch.cat([own, own.new_ones(1)])[axis.units]
+            if not (values == 1).all():
+                key = name, axis.dim, group.index
+                found[key] = Scale(name, axis.dim, tuple(values.tolist()))
+    return tuple(found.values())
+
+
+def _selections(
+    yard: Graveyard, plain: nn.Module
+) -> tuple[dict[str, tuple[int, ...]], dict[tuple[str, int], Tensor]]:
+    """Layers with shut inputs whose units live on: they select what they read."""
+    selections, closed = {}, {}
+    for path, module in plain.named_modules():
+        name = f"{path}.weight" if path else "weight"
+        if not _can_select(module) or name not in yard.alive or (name, 1) not in yard.roots:
+            continue
+        arriving = yard.keeps((name, 1))
+        shut = arriving & ~yard.open_along(name, 1)
+        if (arriving & ~shut).any() and shut.any():
+            closed[name, 1] = shut
+            selections[path] = tuple((~shut[arriving]).nonzero().flatten().tolist())
+    return selections, closed
+
+
+def _can_select(module: nn.Module) -> bool:
+    plain = type(module).forward in (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward)
+    grouped = getattr(module, "groups", 1) != 1 or isinstance(module, _ConvTransposeNd)
+    return plain and not grouped and "weight" in module._parameters
+
+
+def _channels(yard: Graveyard, found: Walk, plain: nn.Module) -> dict[str, int]:
+    """Sizes of norms that have no tensors."""
+    sizes = {}
+    for node, value in found.values.items():
+        if node.op != "call_function" or operator_name(node.target) not in NORMS:
+            continue
+        path = module_path(node)
+        module: Any = plain.get_submodule(path)
+        bare = not list(module.parameters()) and not list(module.buffers())
+        if bare and hasattr(module, "num_features"):
+            sizes[f"{path}.num_features"] = left_along(yard, value, 1)
+    return sizes
+
+
+def left_along(yard: Graveyard, value: Value, dim: int) -> int:
+    """Size of a dimension after the cuts."""
+    return int(stays(yard, value, dim).sum())
+
+
+def stays(yard: Graveyard, value: Value, dim: int) -> Tensor:
+    """Which indices of a dimension of a tensor stay."""
+    parts = value.along(dim)
+    if not parts:
+        return torch.ones(value.shape[dim], dtype=torch.bool)
+    dead = torch.tensor(sorted(yard.dead), dtype=torch.int64)
+    roots = yard.walk.scope.labels.find(parts[0].labels)
+    for other in range(len(value.shape)):
+        if other != dim:
+            roots = roots.narrow(other, 0, 1)
+    return ~torch.isin(roots.reshape(-1), dead)

@@ -1,0 +1,128 @@
+"""Proof by comparison: the small model against the gated one, and where they part."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""Largest difference, as a part of the output's scale."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
+    """Largest difference of two models' outputs, in units of what is tolerated."""
+    worst = 0.0
+    for example in (inputs, another_batch(inputs)):
+        first = _outputs(reference, example)
+        second = _outputs(small, example)
+        if [t.shape for t in first] != [t.shape for t in second]:
+            return float("inf")
+        for a, b in zip(first, second, strict=True):
+            worst = max(worst, _apart(a, b))
+    return worst
+
+
+def _apart(first: Tensor, second: Tensor) -> float:
+    if first.is_meta or not first.numel():
+        return 0.0
+    if not first.is_floating_point():
+        return 0.0 if torch.equal(first, second) else float("inf")
+    same = (first == second) | (first.isnan() & second.isnan())
+    a, b = first[~same].double(), second[~same].double()
+    if not a.numel():
+        return 0.0
+    finite = first[first.isfinite()].double()
+    scale = max(float(finite.abs().max()) if finite.numel() else 0.0, 1e-12)
+    gap = float((a - b).abs().max())
+    gap = float("inf") if gap != gap else gap
+    return gap / scale / TOLERANCE.get(first.dtype, 1e-5)
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    args, kwargs = tree_map(_copied, inputs)
+    with torch.no_grad(), evaluating(model):
+        results = model(*args, **kwargs)
+    return [leaf for leaf in _leaves(results) if isinstance(leaf, Tensor)]
+
+
+def _leaves(results: Any) -> list[Any]:
+    leaves = tree_leaves(results)
+    if len(leaves) == 1 and hasattr(leaves[0], "to_tuple"):
+        return tree_leaves(leaves[0].to_tuple())
+    return leaves
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode; every module's own mode comes back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def another_batch(inputs: Inputs) -> Inputs:
+    """The same rows, drawn again in another number."""
+    tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
+    if not tensors:
+        return inputs
+    batch = len(tensors[0])
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(batch, (batch + 1,), generator=generator)
+
+    def drawn(leaf: Any) -> Any:
+        is_batch = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == batch
+        return leaf.index_select(0, rows.to(leaf.device)) if is_batch else leaf
+
+    return tree_map(drawn, inputs)  # type: ignore[no-any-return]
+
+
+def first_difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> str:
+    """The first layer, in the order of execution, whose output of the same shape differs."""
+    seen = _recorded(reference, inputs)
+    others = _recorded(small, inputs)
+    for path, output in seen.items():
+        other = others.get(path)
+        if other is None:
+            return f"{path} was not reached"
+        if output.shape == other.shape and _apart(output, other) > 1:
+            return f"{path} differs"
+    return "no single layer of the same shape differs before the output"
+
+
+def _recorded(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    handles = []
+    for path, module in model.named_modules():
+
+        def keep(_: Any, __: Any, output: Any, path: str = path) -> None:
+            if isinstance(output, Tensor):
+                found.setdefault(path, output.detach())
+
+        if not list(module.children()):
+            handles.append(module.register_forward_hook(keep))
+    try:
+        _outputs(model, inputs)
+    except Exception:  # noqa: BLE001  (what was reached before it failed is the answer)
+        return found
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -1,0 +1,5 @@
+"""What a model costs: parameters, multiply-adds and memory."""
+
+from hardconcrete.cost.count import Count, count
+
+__all__ = ["Count", "count"]

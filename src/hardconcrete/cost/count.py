@@ -1,0 +1,314 @@
+"""Counting what one forward of a model costs.
+
+The model is copied to the meta device, where tensors have shapes and no data: the count takes no
+memory, touches nothing of the user's, and sees attention and recurrent layers as the matrix
+products they are, which fused kernels hide. A forward that needs data (``.item()``, a mask as an
+index, a device by name) is counted on the model itself instead.
+
+One multiply-add counts one. Padding, masks and biases change nothing: a convolution counts every
+weight at every position, attention every pair of positions.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from hardconcrete.errors import ArgumentError
+
+aten = torch.ops.aten
+
+MACS: dict[Any, Callable[..., int]] = {
+    aten.mv: lambda matrix, *_, **__: matrix.numel(),
+    aten.addmv: lambda _, matrix, *__, **___: matrix.numel(),
+    aten.dot: lambda vector, *_, **__: vector.numel(),
+    aten.vdot: lambda vector, *_, **__: vector.numel(),
+    aten.addbmm: lambda _, left, right, **__: left.numel() * right.shape[-1],
+    aten._addmm_activation: lambda _, left, right, **__: left.numel() * right.shape[-1],
+    aten._int_mm: lambda left, right, **_: left.numel() * right.shape[-1],
+    **dict.fromkeys(
+        (
+            aten._scaled_dot_product_flash_attention_for_cpu,
+            aten._scaled_dot_product_flash_attention,
+            aten._scaled_dot_product_efficient_attention,
+            aten._scaled_dot_product_cudnn_attention,
+            aten._scaled_dot_product_fused_attention_overrideable,
+        ),
+        lambda q, k, v, *_, **__: q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1]),
+    ),
+}
+"""Multiply-adds of operators that ``torch.utils.flop_counter`` lacks, or counts only on some
+devices. All others come from there, where ``register_flop_formula`` adds a user's own."""
+
+WITHOUT_MACS = re.compile(
+    r"""  # normalisation, pooling, losses, and resampling with fixed weights
+    \w*norm\w* | \w*pool\w* | \w*softmax\w* | (native|fused)_dropout | \w*loss\w* | upsample\w*
+    # reductions and order
+    | sum | nansum | mean | prod | (std|var)(_mean)? | (arg|a)?(max|min) | aminmax | all | any
+    | logsumexp | logcumsumexp | cum\w+ | dist | count_nonzero | trace | nan(mean|median)
+    | median | mode | sort | argsort | topk | kthvalue | unique\w* | searchsorted | bucketize
+    | hist\w+ | bincount | isin | nonzero\w* | segment_reduce
+    # movement
+    | \w*copy\w* | clone | lift\w* | cat | stack | chunk_cat | block_diag | where | gather | take
+    | (\w+_)?pad(ded)?(\dd|_\w+)? | (unsafe_)?(masked_)?(index|split|view)\w* | embedding | put
+    | masked_(fill|scale|scatter|select) | scatter\w* | \w+_scatter | repeat\w* | roll | flip
+    | rot90 | set | resize\w* | pixel_\w+ | channel_shuffle | im2col | col2im | tri[lu](_indices)?
+    | diag_embed | to_\w+
+    # creation and chance
+    | (new_)?(empty|zeros|ones|full|rand|randn|randint)(_\w+)? | zero | fill | arange | range
+    | linspace | logspace | eye | scalar_tensor | randperm | \w+_window | efficientzerotensor
+    | bernoulli | multinomial | poisson | exponential | uniform | random | cauchy | geometric
+    # pointwise operators that torch does not tag, and questions about tensors
+    | abs | add_relu | eq | ne | [gl][et] | rsub | floor_divide | complex | polar | celu | gelu
+    | glu | hardswish | mish | threshold | log_sigmoid_forward | rrelu\w* | prelu\w* | gcd | lcm
+    | binary_cross_entropy\w* | thnn_fused_\w+_cell | local_scalar_dense | equal | allclose
+    | is_\w+ | \w*assert\w* | linalg_check_errors | sym_\w+ | record_stream | fused_sdp_choice
+    """,
+    re.VERBOSE,
+)
+"""Operators of ATen, leading and trailing underscores taken off, without multiply-adds by
+convention. Those that torch tags as pointwise and those that only view need no mention."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one forward costs.
+
+    Args:
+        params: entries of all parameters; one that is used twice counts once, buffers do not count.
+        macs: multiply-adds of dense layers, convolutions, matrix products and attention, for
+            exactly the inputs given: a batch of 64 has 64 times those of one example.
+        weight_bytes: memory of all parameters and buffers; of sparse tensors, of their values.
+        activation_bytes: what the forward writes: the bytes of every operator's results, summed,
+            without views and in-place results, which write no new memory. Traffic, not a peak.
+            On the meta device attention counts unfused, with its scores.
+        uncounted: operators that ran and may multiply, for which no rule is known; ``macs`` lacks
+            theirs. Pointwise operators, normalisation, pooling, reductions and movement have no
+            multiply-adds by convention and are not named.
+
+    Example:
+        >>> print(Count(431_080, 2_293_000, 1_724_320, 111_488))
+        431,080 parameters, 2,293,000 MACs, 1.7 MB of weights, 111 kB of activations
+    """
+
+    params: int
+    macs: int
+    weight_bytes: int
+    activation_bytes: int
+    uncounted: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        weights, activations = map(readable_bytes, (self.weight_bytes, self.activation_bytes))
+        words = f"{self.params:,} parameters, {self.macs:,} MACs, {weights} of weights, "
+        words += f"{activations} of activations"
+        return words + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
+
+
+def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Count:
+    """Count parameters, multiply-adds and bytes of one forward, in evaluation mode.
+
+    Nothing of the model changes: mode, buffers, hooks and random state are as before. Its hooks do
+    run, for they may be part of what it computes.
+
+    Args:
+        model: any plain module, on any device, the meta device included.
+        inputs: a tensor, or a tuple of positional inputs; the count is for exactly these.
+        kwargs: keyword inputs of the same call.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Conv2d(3, 8, 5, stride=2)
+        >>> result = count(layer, torch.zeros(1, 3, 9, 9))
+        >>> result.params, result.macs                    # 8 (3 25 + 1), and 3 3 positions, 8 3 25
+        (608, 5400)
+    """
+    _check(model)
+    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    keywords = dict(kwargs or {})
+    with torch.inference_mode(False):  # there, some operators run whole that are parted elsewhere
+        tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    return Count(
+        params=sum(parameter.numel() for parameter in parameters),
+        macs=tally.macs,
+        weight_bytes=sum(map(_bytes, chain(parameters, buffers))),
+        activation_bytes=tally.activation_bytes,
+        uncounted=tuple(tally.uncounted),
+    )
+
+
+def readable_bytes(size: int) -> str:
+    """A number of bytes with three digits or so, in powers of 1000.
+
+    Example:
+        >>> readable_bytes(999), readable_bytes(1_724_320), readable_bytes(25_000_000_000)
+        ('999 B', '1.7 MB', '25 GB')
+    """
+    value, units = float(size), iter(("B", "kB", "MB", "GB"))
+    unit = next(units)
+    while value >= 999.5 and unit != "GB":
+        value, unit = value / 1000, next(units)
+    return f"{value:.1f} {unit}" if value < 9.95 and unit != "B" else f"{value:,.0f} {unit}"
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts.
+
+    Example:
+        >>> tensors_in((torch.zeros(2), {"scale": 3, "mask": [torch.ones(1)]}))
+        [tensor([0., 0.]), tensor([1.])]
+    """
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class _Tally(TorchDispatchMode):
+    """Adds up every operator that runs inside."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs = 0
+        self.activation_bytes = 0
+        self.uncounted: dict[str, None] = {}  # in the order of the forward
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operator = getattr(func, "_overloadpacket", func)
+        known = _is_known(operator, args)
+        if not known and isinstance(func, torch._ops.OpOverload) and func.namespace != "prim":
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if known:
+            self.macs += _macs(operator, args, kwargs, result)
+        elif not _without_macs(func):
+            self.uncounted[str(operator)] = None
+        self.activation_bytes += _new_bytes((args, kwargs), result)
+        return result
+
+
+def _is_known(operator: Any, args: Any) -> bool:
+    """The formulas are about dense tensors: a sparse product has fewer multiply-adds."""
+    has_formula = operator in MACS or operator in flop_registry
+    return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
+
+
+def _macs(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if operator in MACS:
+        return MACS[operator](*args, **kwargs)
+    flops: int = flop_registry[operator](*args, **kwargs, out_val=result)
+    return flops // 2
+
+
+def _without_macs(func: Any) -> bool:
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace not in ("aten", "prim"):
+        return False
+    name = func._schema.name.partition("::")[2].strip("_")
+    tagged = {torch.Tag.pointwise, torch.Tag.inplace_view} & {*func.tags}
+    return bool(tagged or func.is_view or WITHOUT_MACS.fullmatch(name))
+
+
+def _new_bytes(given: Any, result: Any) -> int:
+    """By storage, since some operators return views that their schema does not declare."""
+    old = {_memory(tensor) for tensor in tensors_in(given)}
+    return sum(_bytes(tensor) for tensor in tensors_in(result) if _memory(tensor) not in old)
+
+
+def _memory(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _bytes(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        return tensor._nnz() * tensor.element_size()
+    return tensor.nbytes
+
+
+class _WithoutData(TorchFunctionMode):
+    """Inside, a deep copy of any tensor is a meta tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__:
+            return args[0].detach().to("meta")
+        return func(*args, **(kwargs or {}))
+
+
+def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> _Tally | None:
+    """None where the model cannot be copied, or its forward needs data."""
+    try:
+        with warnings.catch_warnings(), _WithoutData():
+            warnings.simplefilter("ignore")  # torch's exported graphs warn of their own inside
+            copied = copy.deepcopy(model, {id(p): _empty(p) for p in model.parameters()})
+        args, kwargs = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
+        return _tally(copied.eval(), args, kwargs)
+    except Exception:
+        return None
+
+
+def _empty(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _on_itself(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
+    with _put_back(model):
+        return _tally(model.eval(), args, kwargs)
+
+
+def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
+    tensors = chain(model.parameters(), model.buffers(), tensors_in((args, kwargs)))
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    tally = _Tally()
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), tally:
+        model(*args, **kwargs)
+    return tally
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    """Modes and buffers as before; without the kernels that take a whole encoder layer in one."""
+    modes = {module: module.training for module in model.modules()}
+    homes = [module._buffers for module in model.modules() if isinstance(module._buffers, dict)]
+    buffers = [(home, dict(home)) for home in homes]
+    filled = [buffer for buffer in model.buffers() if not buffer.is_meta]
+    contents = [(buffer, buffer.detach().clone()) for buffer in filled]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, training in modes.items():
+            module.training = training
+        for home, before in buffers:
+            home.update(before)
+        for buffer, value in contents:
+            if not torch.equal(buffer, value):
+                buffer.detach().copy_(value)
+
+
+def _check(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"count takes an nn.Module, not a {type(model).__name__}")
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ArgumentError(
+                f"{name} has no shape yet: call the model once, so that its lazy layers get theirs"
+            )

@@ -1,0 +1,96 @@
+"""Which groups get gates: those that were found, those that were named, or both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from hardconcrete.errors import SiteError
+from hardconcrete.gating.groups import Group, in_bank, site_groups, unit_groups
+from hardconcrete.gating.site import Site, named_sites
+from hardconcrete.structure import Structure, UnitGroup, find_groups
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Names of groups to take and to leave."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, include: str | Sequence[str], exclude: str | Sequence[str]) -> "Patterns":
+        """From single patterns or several."""
+        as_tuple = [(given,) if isinstance(given, str) else tuple(given) for given in
+                    (include, exclude)]  # fmt: skip
+        return cls(*as_tuple)
+
+    def chosen(self, found: Structure) -> list[UnitGroup]:
+        """The groups whose names fit."""
+        for pattern in (*self.include, *self.exclude):
+            if not any(fnmatchcase(name, pattern) for name in found.names):
+                raise SiteError(
+                    f"{pattern!r} fits no group; there are {', '.join(found.names) or 'none'}"
+                )
+        return [
+            group
+            for group in found
+            if (not self.include or any(fnmatchcase(group.name, p) for p in self.include))
+            and not any(fnmatchcase(group.name, p) for p in self.exclude)
+        ]
+
+
+def choose_groups(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    sites: str | Sequence[Site | str],
+    patterns: Patterns,
+) -> tuple[tuple[Group, ...], dict[str, str]]:
+    """The groups in the order given, and the found ones that a named site overrules."""
+    given = [sites] if sites == AUTO else sites
+    auto = not isinstance(given, str | Site) and any(site == AUTO for site in given)
+    if not auto:
+        if patterns != Patterns():
+            raise SiteError("include and exclude choose among units that are found: sites='auto'")
+        return in_bank(site_groups(model, named_sites(model, given))), {}
+    named = [site for site in given if site != AUTO]
+    explicit = named_sites(model, named) if named else {}
+    found = find_groups(model, args, kwargs)
+    overruled = _overruled(model, found, explicit)
+    chosen = [group for group in patterns.chosen(found) if group.name not in overruled]
+    if not chosen and not named:
+        raise SiteError(_nothing(found))
+    place = list(given).index(AUTO)
+    by_site = site_groups(model, explicit)
+    return in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]]), overruled
+
+
+def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site]) -> dict[str, str]:
+    """Groups that own a dimension which a named site gates, with that site."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    taken = [
+        (id(parameters[name]), site.dim, label)
+        for label, site in explicit.items()
+        for name in site.names
+    ]
+    return {
+        group.name: label
+        for group in found
+        for axis in group.axes
+        for tensor, dim, label in taken
+        if axis.tensor in parameters
+        and id(parameters[axis.tensor]) == tensor
+        and dim in (axis.dim, None)
+    }
+
+
+def _nothing(found: Structure) -> str:
+    reasons = "; ".join(map(str, found.fixed[:3]))
+    return (
+        f"no units that could be removed were left in {found.model}: {reasons or 'no parameters'}"
+    )

@@ -1,0 +1,82 @@
+"""Tracing a model into a graph of ATen operators, without changing anything in it."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from hardconcrete.errors import TraceError
+
+
+def as_args(example_inputs: Any) -> tuple[Any, ...]:
+    """Positional inputs, from a tuple or list of them or from a single one."""
+    many = isinstance(example_inputs, tuple | list)
+    return tuple(example_inputs) if many else (example_inputs,)
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool = False,
+) -> fx.GraphModule:
+    """The model as a graph, for any batch size; its parameters are the model's own."""
+    args, kwargs = at_least_two((args, dict(kwargs or {})))
+    try:
+        with _undisturbed(model, training):
+            program = torch.export.export(
+                model, args, kwargs, dynamic_shapes=_dynamic(model, args, kwargs), strict=False
+            )
+        return program.module(check_guards=False)
+    except Exception as error:
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise TraceError(
+            f"{type(model).__name__} cannot be traced by torch.export: {first[0]}. A forward "
+            "that decides by the values of its data (an `if` on a tensor, .item()) has no one "
+            "graph: use torch.where or torch.cond, or gate explicit sites (sites=['fc1:in'])"
+        ) from error
+
+
+def at_least_two(inputs: Any) -> Any:
+    """Inputs whose batch is no single example: a traced size of 1 would be taken for a constant."""
+    leaves, spec = tree_flatten(inputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if tensors and all(len(tensor) == 1 for tensor in tensors):
+        leaves = [
+            torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+            for leaf in leaves
+        ]
+    return tree_unflatten(leaves, spec)
+
+
+def _dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Dimension 0 of every tensor may vary, as far as the model lets it."""
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return tree_map(
+        lambda leaf: (
+            {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() else None
+        ),
+        dict(bound),
+    )
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, training: bool) -> Iterator[None]:
+    """In one mode, whatever mode the model is in; random numbers and switches as before."""
+    modes = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module in modes:
+            module.training = training
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes.items():
+            module.training = mode

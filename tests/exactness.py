@@ -1,0 +1,88 @@
+"""What must hold for every network: closed units do nothing, and the small model is the same."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import hardconcrete as hc
+
+Inputs = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def with_random_gates(model: nn.Module, inputs: Inputs, seed: int = 0) -> hc.GatedModel:
+    """Gates of which some are shut, some fully open and some in between."""
+    args, kwargs = inputs(2)
+    gated = hc.attach_gates(model, args, kwargs)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        drawn = torch.randn(len(gated.gates.log_alpha), generator=generator)
+        gated.gates.log_alpha.copy_(3 * drawn)
+    return gated
+
+
+def outputs(model: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
+    """All tensors that a model returns."""
+    args, kwargs = inputs
+    with torch.no_grad():
+        results = model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+
+
+def apart(first: list[Tensor], second: list[Tensor]) -> float:
+    """Largest difference, as a part of the output's scale."""
+    assert [t.shape for t in first] == [t.shape for t in second]
+    worst = 0.0
+    for a, b in zip(first, second, strict=True):
+        if a.numel():
+            scale = max(float(a.double().abs().max()), 1e-12)
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst
+
+
+def perturbed(gated: hc.GatedModel, found: hc.Structure) -> hc.GatedModel:
+    """A copy in which all that shut units own is random."""
+    other = copy.deepcopy(gated)
+    names = {
+        **dict(other.model.named_parameters(remove_duplicate=False)),
+        **dict(other.model.named_buffers(remove_duplicate=False)),
+    }
+    values = gated.gate_values()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for group in found:
+            shut = torch.cat([values[group.name] == 0, torch.tensor([False])])
+            for axis in group.axes:
+                tensor = names[axis.tensor]
+                own = shut[axis.units].nonzero().flatten()
+                size = list(tensor.shape)
+                size[axis.dim] = len(own)
+                noise = 1 + torch.rand(size, generator=generator).to(tensor.dtype)
+                tensor.data.index_copy_(axis.dim, own, noise)
+    return other
+
+
+def assert_exact(model: nn.Module, inputs: Inputs, seed: int = 0, tolerance: float = 1e-5) -> Any:
+    """Perturbation oracle, then gated against compact in both modes and two batch sizes."""
+    args, kwargs = inputs(2)
+    found = hc.find_groups(model, args, kwargs)
+    gated = with_random_gates(model, inputs, seed)
+    gated.freeze_gates()
+    other = perturbed(gated, found)
+    gated.eval(), other.eval()
+    moved = apart(outputs(gated, inputs(3)), outputs(other, inputs(3)))
+    assert moved <= tolerance, f"what shut units own moves the output by {moved:.3g}"
+    small = hc.compact(gated)
+    for training in (False, True):
+        for batch in (2, 5):
+            reference = copy.deepcopy(gated).train(training)
+            copied = copy.deepcopy(small).train(training)
+            torch.manual_seed(0)
+            expected = outputs(reference, inputs(batch))
+            torch.manual_seed(0)
+            gap = apart(expected, outputs(copied, inputs(batch)))
+            assert gap <= tolerance, f"training={training}, batch={batch}: differs by {gap:.3g}"
+    return small

@@ -1,0 +1,21 @@
+"""Small networks, and what must be found in each: derived by hand, from what the networks compute.
+
+A unit is what lives or dies as one. It can go when everything that reads it is a contraction with
+a parameter, perhaps after operators that carry it. Inputs and outputs of the model are fixed, and
+so is what a softmax, a reduction, a layer or group norm, or a product of two activations reads as
+a whole. Sums and products of two branches make unit k of one and of the other the same unit.
+
+A group is the units that own the same axes, equally many indices on each. Its name is the path of
+the module (or of the bare parameter) that first produces them; where the units of one module are
+in several groups, the range from the first to the last of the group's units follows. A unit alone
+is no group.
+"""
+
+from tests.zoo import convolutional, dense, joined, odd, raw, residual, sequence
+from tests.zoo.entry import Entry, varied
+from tests.zoo.odd import REFUSED
+
+__all__ = ["REFUSED", "ZOO", "Entry"]
+
+FAMILIES = (dense, convolutional, residual, joined, sequence, raw, odd)
+ZOO: tuple[Entry, ...] = tuple(varied(entry) for family in FAMILIES for entry in family.ENTRIES)
