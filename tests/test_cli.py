@@ -41,7 +41,14 @@ def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.Monkey
     pictures = {
         f"{name}.{kind}" for name in ("pixels", "gates", "units") for kind in ("svg", "png")
     }
-    assert found == pictures | {"figure2.svg", "figure2.png", "record.json"}
+    assert found == pictures | {
+        "figure2.svg",
+        "figure2.png",
+        "record.json",
+        "small.safetensors",
+    }
+    assert "fc1: " in result.stdout
+    assert "MAC promise" in result.stdout
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, dict]]:
     def fake(experiment: Experiment, **where: object) -> list[Result]:
         asked.append((experiment, where))
         return [
-            Result(seed, (219, 214, 100), 1.4, 1.4e5, 1.5e5, 5.3e5, 40.0)
+            Result(seed, (219, 214, 100), 1.4, 1.4e5, 1.5e5, 5.3e5, 40.0, 69_600, 139_000)
             for seed in experiment.seeds
         ]
 
@@ -115,3 +122,27 @@ def test_a_missing_extra_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     result = run(app, ["reproduce", "figure1"])
     assert result.exit_code == 1
     assert "pip install 'hardconcrete[plot]'" in " ".join(result.output.split())
+
+
+def test_groups_prints_the_tree_of_any_importable_model() -> None:
+    result = run(app, "groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28".split())
+    assert result.exit_code == 0
+    assert "conv2: 50 feature maps, each 8,501 parameters and 40,000 MACs" in result.stdout
+    assert "the model's output" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("hardconcrete.paper.models --input 1,1,28,28", "must be written package.module:factory"),
+        ("hardconcrete.paper.models:ResNet --input 1,1", "cannot be imported"),
+        ("hardconcrete.paper.models:LeNet5 --input 1,x", "must be a shape such as 1,3,32,32"),
+        ("hardconcrete.paper.models:LeNet5 --input 1,3,28,28", "cannot be traced"),
+        ("torch:zeros --input 1,3", "cannot be called without arguments"),
+        ("collections:OrderedDict --input 1,3", "not a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_traced_is_said_in_words(arguments: str, words: str) -> None:
+    result = run(app, ["groups", *arguments.split()])
+    assert result.exit_code == 1
+    assert words in " ".join(result.output.split())

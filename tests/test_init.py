@@ -10,17 +10,28 @@ import pytest
 import hardconcrete as hc
 
 PUBLIC = [
+    "CompactionPlan",
+    "Count",
     "GatedModel",
     "Group",
     "HardConcrete",
     "HardConcreteError",
     "L0Penalty",
     "Rectified",
+    "Report",
     "Site",
+    "Structure",
+    "UnitGroup",
     "attach_gates",
+    "compact",
+    "count",
+    "find_groups",
+    "load",
+    "measure",
     "parameter_groups",
     "recalibrate",
     "remove_gates",
+    "save",
 ]
 
 

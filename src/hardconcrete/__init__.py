@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hardconcrete.compaction import CompactionPlan, compact
+    from hardconcrete.compaction import CompactionPlan, compact, load, save
+    from hardconcrete.cost import Count, count
     from hardconcrete.distributions import HardConcrete, Rectified
     from hardconcrete.errors import HardConcreteError
     from hardconcrete.gating import (
@@ -20,31 +21,39 @@ if TYPE_CHECKING:
         remove_gates,
     )
     from hardconcrete.objective import L0Penalty, recalibrate
+    from hardconcrete.report.measure import Report, measure
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CompactionPlan",
+    "Count",
     "GatedModel",
     "Group",
     "HardConcrete",
     "HardConcreteError",
     "L0Penalty",
     "Rectified",
+    "Report",
     "Site",
     "Structure",
     "UnitGroup",
     "attach_gates",
     "compact",
+    "count",
     "find_groups",
+    "load",
+    "measure",
     "parameter_groups",
     "recalibrate",
     "remove_gates",
+    "save",
 ]
 
 _HOME = {
-    "compaction": ("CompactionPlan", "compact"),
+    "compaction": ("CompactionPlan", "compact", "load", "save"),
+    "cost": ("Count", "count"),
     "distributions": ("HardConcrete", "Rectified"),
     "errors": ("HardConcreteError",),
     "gating": (
@@ -56,6 +65,7 @@ _HOME = {
         "remove_gates",
     ),
     "objective": ("L0Penalty", "recalibrate"),
+    "report.measure": ("Report", "measure"),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
 

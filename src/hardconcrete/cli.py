@@ -126,8 +126,32 @@ def show_demo(found: "Demo") -> None:
         table.add_row(row.name, f"{row.error:.2f}%", "-".join(map(str, row.units)), share)
     console = Console()
     console.print(table)
+    console.print(f"\nThe gated network, made small and proven equal: {found.plan}\n")
+    typer.echo(str(found.report))
     for file in found.files:
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def groups(
+    model: Annotated[str, typer.Argument(help="package.module:factory; a class or a function.")],
+    input: Annotated[  # noqa: A002  (the option is called --input)
+        list[str], typer.Option(help="Shape of an input, 1,3,32,32, or 2,16:int64 for others.")
+    ],
+    input_features: Annotated[
+        bool, typer.Option("--input-features", help="Count the model's own inputs as units, too.")
+    ] = False,
+) -> None:
+    """Print the units of any importable model that could go, and what is fixed and why.
+
+    Example: hardconcrete groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28
+    """
+    with refusals_in_words():
+        from hardconcrete.report.importing import example_input, import_model
+        from hardconcrete.structure import find_groups
+
+        inputs = tuple(example_input(shape) for shape in input)
+        typer.echo(str(find_groups(import_model(model), inputs, input_features=input_features)))
 
 
 @reproduce.command("figure1")

@@ -15,10 +15,18 @@ def test_the_digits_prune_themselves(tmp_path: Path) -> None:
     assert dense.units == (64, 100, 50)
     assert gated.macs < 0.7 * dense.macs
     assert gated.error < 6
-    assert {file.stem for file in found.files} == {"pixels", "gates", "units", "record"}
+    assert {file.stem for file in found.files} == {
+        "pixels",
+        "gates",
+        "units",
+        "small",
+        "record",
+    }
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["gated"]["units"] == list(gated.units)
     assert record["dataset"] == "digits"
+    assert record["small_error"] == pytest.approx(gated.error)
+    assert record["measured"]["after"]["params"] < 0.7 * record["measured"]["before"]["params"]
     assert all(file.stat().st_size > 1000 for file in found.files[:-1])
 
 

@@ -1,6 +1,7 @@
 """From a gated model to a plain, smaller one that computes the same."""
 
+from hardconcrete.compaction.artifact import load, save
 from hardconcrete.compaction.compact import compact
 from hardconcrete.compaction.plan import CompactionPlan
 
-__all__ = ["CompactionPlan", "compact"]
+__all__ = ["CompactionPlan", "compact", "load", "save"]

@@ -1,13 +1,14 @@
 """A plan applied to a dense model, in the form that it names."""
 
+from math import prod
 from typing import Any
 
 from torch import nn
 
 from hardconcrete.compaction.plan import KEY, CompactionPlan
-from hardconcrete.compaction.resize import resized
+from hardconcrete.compaction.resize import named_tensors, resized
 from hardconcrete.compaction.rewrite import rewritten
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.structure.trace import as_args
 
 
@@ -15,6 +16,7 @@ def applied(
     plan: CompactionPlan, model: nn.Module, example_inputs: Any = None, kwargs: Any = None
 ) -> nn.Module:
     """A small model that carries its plan."""
+    _refuse_another_architecture(plan, model)
     if plan.form == "graph":
         if example_inputs is None:
             raise ArgumentError(
@@ -26,3 +28,33 @@ def applied(
         small = resized(plan, model)
     small.__dict__[KEY] = plan
     return small
+
+
+def _refuse_another_architecture(plan: CompactionPlan, model: nn.Module) -> None:
+    """Everything that the plan names is there, in the size that it had."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    wanted = [(cut.tensor, cut.dim, cut.size) for cut in plan.cuts]
+    wanted += [(s.parameter, s.dim, len(s.values)) for s in plan.scales if s.dim is not None]
+    for name, dim, size in wanted:
+        found = shapes.get(name, ())
+        if dim >= len(found) or found[dim] != size:
+            raise CompactionError(
+                f"the plan is for another architecture: its {name} has the size {size} along "
+                f"dimension {dim}, and here {_found(shapes, name)}"
+            )
+    for scale in plan.scales:
+        if scale.dim is None and prod(shapes.get(scale.parameter, (0,))) != len(scale.values):
+            raise CompactionError(
+                f"the plan is for another architecture: its {scale.parameter} has "
+                f"{len(scale.values)} entries, and here {_found(shapes, scale.parameter)}"
+            )
+    paths = dict(model.named_modules(remove_duplicate=False)).keys()
+    for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
+        if path not in paths:
+            raise CompactionError(
+                f"the plan is for another architecture: here is no module {path!r}"
+            )
+
+
+def _found(shapes: dict[str, tuple[int, ...]], name: str) -> str:
+    return f"it has the shape {list(shapes[name])}" if name in shapes else "is no such tensor"

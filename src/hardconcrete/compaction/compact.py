@@ -30,7 +30,8 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
         form: ``"module"`` is the user's own classes with smaller tensors; ``"graph"`` the traced
             graph with its sizes rewritten, for forwards that have sizes written into them;
             ``"auto"`` tries them in this order. ``CompactionPlan.of(small).form`` says which it is.
-        min_units: how many units each group keeps at least; the likeliest ones.
+        min_units: how many units each group keeps at least, the likeliest ones; 0 lets the inside
+            of a residual branch go.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -38,8 +39,8 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
         >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.randn(2, 4))
         >>> _ = gated.gates.log_alpha.data.copy_(torch.tensor([5.0, -5.0, 0.0]))
         >>> small = hc.compact(gated)
-        >>> small[0], small[2]
-        (Linear(in_features=4, out_features=2, bias=True), Linear(in_features=2, out_features=2, bias=True))
+        >>> small[0], small[2].in_features
+        (Linear(in_features=4, out_features=2, bias=True), 2)
     """
     if not isinstance(gated, GatedModel):
         raise ArgumentError(
@@ -47,11 +48,11 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
         )
     if form not in ("auto", "module", "graph"):
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
-    if min_units < 1:
-        raise ArgumentError(f"min_units={min_units} must be at least 1")
+    if min_units < 0:
+        raise ArgumentError(f"min_units={min_units} must not be negative")
     plain = ungated(gated)
     plan = make_plan(gated, plain, min_units=min_units)
-    reference = copy.deepcopy(gated)
+    reference = copy.deepcopy(gated).model
     failures = []
     for candidate in _candidates(plan, plain, form):
         small, failure = _attempt(candidate, plain, reference, gated.example)
@@ -59,9 +60,8 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
             return small
         failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
-    raise CompactionError(
-        f"{type(plain).__name__} could not be made small. {'; '.join(dict.fromkeys(failures))}{hint}"
-    )
+    why = "; ".join(dict.fromkeys(failures))
+    raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
@@ -81,7 +81,7 @@ def _attempt(
     try:
         small = applied(plan, plain, *example)
         gap = difference(reference, small, example)
-    except Exception as error:  # noqa: BLE001  (the user's forward may fail in any way)
+    except Exception as error:  # the user's forward may fail in any way
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if gap <= 1:
         return small, ""

@@ -65,10 +65,16 @@ class Graveyard:
             for place, found in contraction.reads:
                 roots = set(labels.find(found).flatten().tolist())
                 self.read.setdefault(place, set()).update(roots)
+        self.made: dict[Place, set[int]] = {}
+        for contraction in self.walk.scope.contractions:
+            for place, found in contraction.makes:
+                roots = set(labels.find(found).flatten().tolist())
+                self.made.setdefault(place, set()).update(roots)
         everyone = set().union(*self.read.values())
         self.removable = everyone - labels.why_fixed().keys()
         self.disturbed = labels.disturbed()
         self.dead: set[int] = set()
+        self.revived: set[int] = set()
 
     def bury(self) -> set[int]:
         """All units that are dead, counting again until no death brings another."""
@@ -106,9 +112,9 @@ class Graveyard:
         made_of: dict[int, bool] = {}
         for (name, dim), roots in self.roots.items():
             is_open = self.open_along(name, dim)
-            reading = self.read.get((name, dim), set())
+            only_read = self.read.get((name, dim), set()) - self.made.get((name, dim), set())
             for root, entry_open in zip(roots.tolist(), is_open.tolist(), strict=True):
-                if root in self.removable and root not in reading:
+                if root in self.removable and root not in only_read:
                     made_of[root] = made_of.get(root, True) and not entry_open
         return {root for root, shut in made_of.items() if shut} - self.disturbed
 
@@ -122,6 +128,7 @@ class Graveyard:
                 best = sorted(range(len(roots)), key=lambda k: -scores[k])
                 for k in [k for k in best if roots[k] in self.dead][: least - len(alive)]:
                     self.dead.discard(roots[k])
+                    self.revived.add(roots[k])
 
     def units_of(self, group: Any) -> list[int]:
         """The label of every unit of a group."""
@@ -134,12 +141,21 @@ class Graveyard:
         return found
 
     def _scores(self, group: Any, chance: dict[str, Tensor]) -> list[float]:
-        """How likely each unit is to be open, by the gates on what reads it."""
-        best = torch.zeros(group.units)
+        """How likely each unit is to be made and read: by its makers and its likeliest reader."""
+        made, read = torch.ones(group.units), torch.zeros(group.units)
         for axis in group.axes:
-            if axis.tensor in chance:
-                entries = chance[axis.tensor].transpose(0, axis.dim).flatten(1)
-                top = entries.amax(1).float() if entries.numel() else torch.zeros(0)
-                own = axis.units >= 0
-                best = best.scatter_reduce(0, axis.units[own], top[own].cpu(), "amax")
-        return [float(score) for score in best]
+            if axis.gated:
+                read = torch.maximum(read, _by_unit(axis, group.units, chance))
+            else:
+                made = torch.minimum(made, _by_unit(axis, group.units, chance))
+        return [float(score) for score in made * read]
+
+
+def _by_unit(axis: Any, units: int, chance: dict[str, Tensor]) -> Tensor:
+    """The largest chance among the entries that each unit owns along an axis."""
+    if axis.tensor not in chance:
+        return torch.ones(units)
+    entries = chance[axis.tensor].transpose(0, axis.dim).float().cpu()
+    top = entries.reshape(len(entries), -1).amax(1)
+    own = axis.units >= 0
+    return torch.zeros(units).scatter_reduce(0, axis.units[own], top[own], "amax")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -71,8 +71,8 @@ class CompactionPlan:
     groups: Mapping[str, Kept]
     cuts: tuple[Cut, ...]
     scales: tuple[Scale, ...] = ()
-    selections: Mapping[str, tuple[int, ...]] = ()  # type: ignore[assignment]
-    attributes: Mapping[str, int] = ()  # type: ignore[assignment]
+    selections: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, int] = field(default_factory=dict)
     form: str = "module"
     inputs: Any = None
 
@@ -89,7 +89,15 @@ class CompactionPlan:
     @classmethod
     def from_json(cls, text: str) -> "CompactionPlan":
         """The plan from its text."""
-        content = json.loads(text)
+        try:
+            return cls._from_content(json.loads(text))
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ArgumentError(
+                f"this text is no plan, as plan.to_json() writes one ({error!r})"
+            ) from error
+
+    @classmethod
+    def _from_content(cls, content: Any) -> "CompactionPlan":
         return cls(
             content["model"],
             {name: Kept(k["units"], tuple(k["kept"])) for name, k in content["groups"].items()},

@@ -1,12 +1,13 @@
 """From gates to a plan: trace the model without its gates, bury the dead, write down what stays."""
 
 import copy
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
-from torch.utils._pytree import tree_map
 
 from hardconcrete.compaction.death import Graveyard, masks
 from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale
@@ -49,15 +50,21 @@ def make_plan(
         scales=_scales(gated, plain, gates),
         selections=selections,
         attributes=_channels(yard, found, plain),
-        inputs=tree_map(_described, [list(args), dict(kwargs)]),
+        inputs=_described([list(args), dict(kwargs)]),
     )
 
 
-def _described(leaf: Any) -> Any:
-    """Shape and type of an example input, in words that JSON has."""
-    if isinstance(leaf, Tensor):
-        return {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
-    return leaf if isinstance(leaf, int | float | str | bool | None) else repr(leaf)
+def _described(part: Any) -> Any:
+    """Shapes and types of example inputs, in words that JSON has."""
+    if isinstance(part, Tensor):
+        return {"shape": list(part.shape), "dtype": str(part.dtype).removeprefix("torch.")}
+    if isinstance(part, Mapping):
+        return {str(name): _described(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_described(value) for value in part]
+    if isinstance(part, tuple):
+        return {"tuple": [_described(value) for value in part]}
+    return part if isinstance(part, int | float | str | bool | None) else repr(part)
 
 
 def _cuts(yard: Graveyard, closed: dict[tuple[str, int], Tensor]) -> tuple[Cut, ...]:
@@ -92,12 +99,16 @@ def _selections(
 ) -> tuple[dict[str, tuple[int, ...]], dict[tuple[str, int], Tensor]]:
     """Layers with shut inputs whose units live on: they select what they read."""
     selections, closed = {}, {}
+    holders = Counter(id(p) for module in plain.modules() for p in module._parameters.values())
+    revived = torch.tensor(sorted(yard.revived), dtype=torch.int64)
     for path, module in plain.named_modules():
         name = f"{path}.weight" if path else "weight"
-        if not _can_select(module) or name not in yard.alive or (name, 1) not in yard.roots:
-            continue
+        known = name in yard.alive and (name, 1) in yard.roots
+        if not _can_select(module) or not known or holders[id(module.weight)] > 1:
+            continue  # whoever shares the weight would get it cut, and not select
         arriving = yard.keeps((name, 1))
         shut = arriving & ~yard.open_along(name, 1)
+        shut &= ~torch.isin(yard.roots[name, 1], revived)  # these were asked for
         if (arriving & ~shut).any() and shut.any():
             closed[name, 1] = shut
             selections[path] = tuple((~shut[arriving]).nonzero().flatten().tolist())

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hardconcrete.compaction.empty import emptied
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.select import selecting
-from hardconcrete.errors import CompactionError
 
 MOST_GUESSES = 12
 """With more attributes than these, only all of them at once are tried."""
@@ -24,6 +24,7 @@ def resized(plan: CompactionPlan, model: nn.Module) -> nn.Module:
     fold(plan, small)
     for module, sizes in before.items():
         _tell_the_truth(module, sizes)
+        emptied(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         small.get_submodule(path).__dict__[attribute] = size
@@ -46,15 +47,10 @@ def fold(plan: CompactionPlan, model: nn.Module) -> None:
     with torch.no_grad():
         for scale in plan.scales:
             parameter = tensors[scale.parameter]
-            values = torch.tensor(scale.values, device=parameter.device)
+            values = torch.tensor(scale.values, dtype=torch.float32, device=parameter.device)
             shape = parameter.shape if scale.dim is None else _across(parameter, scale.dim)
             parameter.data = parameter.data * values.reshape(shape).to(parameter.dtype)
         for cut in plan.cuts:
-            if cut.tensor not in tensors or tensors[cut.tensor].shape[cut.dim] != cut.size:
-                raise CompactionError(
-                    f"the plan is for another architecture: it cuts {cut.tensor} along dimension "
-                    f"{cut.dim} of size {cut.size}"
-                )
             tensor = tensors[cut.tensor]
             kept = torch.tensor(cut.kept, dtype=torch.int64, device=tensor.device)
             tensor.data = tensor.data.index_select(cut.dim, kept)

@@ -20,6 +20,16 @@ from hardconcrete.structure.walk import INLINED, Walk, operator_name, walk
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+class _Specs:
+    """How inputs and outputs are nested: the same for all copies of a model."""
+
+    inputs: Any = None
+    outputs: Any = None
+
+    def __deepcopy__(self, _: Any) -> "_Specs":
+        return self
+
+
 class CompactedGraph(nn.Module):
     """A traced model with smaller tensors, under the names they had; for any batch size.
 
@@ -33,11 +43,21 @@ class CompactedGraph(nn.Module):
         persistent = source.state_dict(keep_vars=True).keys()
         for name, parameter in source.named_parameters(remove_duplicate=False):
             path, attribute = _owner(self, name)
-            path.register_parameter(attribute, parameter)  # type: ignore[arg-type]
+            path.register_parameter(attribute, parameter)
         for name, buffer in source.named_buffers(remove_duplicate=False):
             path, attribute = _owner(self, name)
             path.register_buffer(attribute, buffer, persistent=name in persistent)
         self._forwards: dict[bool, Callable[..., Any]] = {}
+        self._specs = _Specs()
+
+    @property
+    def _in_spec(self) -> Any:
+        """How the inputs are nested; the generated code asks for it under this name."""
+        return self._specs.inputs
+
+    @property
+    def _out_spec(self) -> Any:
+        return self._specs.outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The graph of the present mode."""
@@ -65,16 +85,16 @@ def rewritten(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
     graphs = {False: trace(dense, *example)}
     try:
         graphs[True] = trace(dense, *example, training=True)
-    except Exception:  # noqa: BLE001  (a model may refuse to be traced in training mode)
+    except Exception:  # a model may refuse to be traced in training mode
         graphs.pop(True, None)
     small = CompactedGraph(dense)
+    known = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
     for training, graph in graphs.items():
         found = walk(graph, dense)
         _Rewriter(plan, found, _buried(plan, found), graph, small).run()
-        _take_constants(graph, small)
+        _take_constants(graph, small, known)
         small._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
-        small.__dict__["_in_spec"] = graph._in_spec  # type: ignore[assignment]
-        small.__dict__["_out_spec"] = graph._out_spec  # type: ignore[assignment]
+        small._specs.inputs, small._specs.outputs = graph._in_spec, graph._out_spec
     fold(plan, dense)
     for path, kept in plan.selections.items():
         module = small.get_submodule(path)
@@ -101,15 +121,27 @@ def _buried(plan: CompactionPlan, found: Walk) -> Graveyard:
     return yard
 
 
-def _take_constants(graph: fx.GraphModule, small: nn.Module) -> None:
-    """Tensors written into the forward belong to no module: keep them beside the others."""
-    known = named_tensors(small).keys()
+def _take_constants(graph: fx.GraphModule, small: nn.Module, known: set[str]) -> None:
+    """Tensors written into the forward belong to no module: keep them beside the others.
+
+    Each graph gets names of its own: with the same name the two modes may mean other constants.
+    """
     for node in graph.graph.nodes:
         if node.op == "get_attr" and node.target not in known:
             constant = operator.attrgetter(node.target)(graph)
             if isinstance(constant, Tensor):
-                module, attribute = _owner(small, node.target)
-                module.register_buffer(attribute, constant, persistent=False)
+                node.target = _kept_beside(graph, small, node.target, constant)
+    graph.recompile()
+
+
+def _kept_beside(graph: fx.GraphModule, small: nn.Module, wanted: str, constant: Tensor) -> str:
+    """Register a tensor that is no part of the state, under a free name."""
+    name = f"_{wanted.replace('.', '_')}"
+    while hasattr(small, name):
+        name += "_"
+    small.register_buffer(name, constant, persistent=False)
+    graph.register_buffer(name, constant)
+    return name
 
 
 class _Rewriter:
@@ -201,9 +233,9 @@ class _Rewriter:
             node.target = torch.ops.aten.slice.Tensor
             node.args, node.kwargs = (source, dim, start, start + len(places)), {}
             return
-        name = f"_places_{node.name}"
-        self.small.register_buffer(name, places, persistent=False)
-        self.graph.register_buffer(name, places)
+        name = f"places_{node.name}"
+        device = next((p.device for p in self.small.parameters() if not p.is_meta), None)
+        self.graph.register_buffer(name, places.to(device))
         with self.graph.graph.inserting_before(node):
             index = self.graph.graph.get_attr(name)
         node.target = torch.ops.aten.index_select.default

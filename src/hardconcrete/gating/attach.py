@@ -76,15 +76,15 @@ def attach_gates(
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
     args = as_args(example_inputs)
-    groups, overruled = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    groups = choice.groups
     sizes = [group.units for group in groups]
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = _placements(model, groups, bank)
     if sample == "example":
         _refuse_without_activation(placed, bank)
     _refuse_recurrent(placed)
-    gated = GatedModel(model, bank, groups, sample, (args, dict(kwargs or {})))
-    gated.overruled = overruled
+    gated = GatedModel(model, bank, choice, sample, (args, dict(kwargs or {})))
     gated.training = model.training
     try:
         for module, multipliers in placed.items():

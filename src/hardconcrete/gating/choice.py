@@ -1,7 +1,7 @@
 """Which groups get gates: those that were found, those that were named, or both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -44,20 +44,35 @@ class Patterns:
         ]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What gets gates.
+
+    Args:
+        groups: in the order of the bank.
+        structure: what tracing found, where it was asked for.
+        overruled: groups that were found and have no gates, with the named site that they overlap.
+    """
+
+    groups: tuple[Group, ...]
+    structure: Structure | None = None
+    overruled: Mapping[str, str] = field(default_factory=dict)
+
+
 def choose_groups(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     sites: str | Sequence[Site | str],
     patterns: Patterns,
-) -> tuple[tuple[Group, ...], dict[str, str]]:
-    """The groups in the order given, and the found ones that a named site overrules."""
+) -> Choice:
+    """The groups in the order given."""
     given = [sites] if sites == AUTO else sites
     auto = not isinstance(given, str | Site) and any(site == AUTO for site in given)
     if not auto:
         if patterns != Patterns():
             raise SiteError("include and exclude choose among units that are found: sites='auto'")
-        return in_bank(site_groups(model, named_sites(model, given))), {}
+        return Choice(in_bank(site_groups(model, named_sites(model, given))))
     named = [site for site in given if site != AUTO]
     explicit = named_sites(model, named) if named else {}
     found = find_groups(model, args, kwargs)
@@ -67,7 +82,8 @@ def choose_groups(
         raise SiteError(_nothing(found))
     place = list(given).index(AUTO)
     by_site = site_groups(model, explicit)
-    return in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]]), overruled
+    groups = in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]])
+    return Choice(groups, found, overruled)
 
 
 def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.bank import GateBank
-from hardconcrete.gating.groups import Group
+from hardconcrete.gating.choice import Choice
 
 
 class GatedModel(nn.Module):
@@ -23,7 +23,7 @@ class GatedModel(nn.Module):
         model: the user's module, its state_dict keys and parameters unchanged.
         gates: the bank, with ``gates.log_alpha`` for all units.
         groups: what is gated, in the order of the bank.
-        example: the inputs, positional and by keyword, that the gates were attached with.
+        structure: what tracing found, with what is fixed and why; None where only sites were named.
         overruled: groups found by tracing that have no gates because a named site overlaps them.
 
     Example:
@@ -42,19 +42,26 @@ class GatedModel(nn.Module):
         self,
         model: nn.Module,
         gates: GateBank,
-        groups: tuple[Group, ...],
+        choice: Choice,
         sample: str,
         example: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
         super().__init__()
         self.model = model
         self.gates = gates
-        self.groups = groups
+        self.groups = choice.groups
+        self.structure = choice.structure
+        self.overruled = choice.overruled
         self.sample = sample
-        self.example = example
-        self.overruled: dict[str, str] = {}
+        self._example = example
         self.decayed_by_penalty: frozenset[str] = frozenset()
         self.decayed_by_optimizer: frozenset[str] = frozenset()
+
+    @property
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs the gates were attached with, positional and by keyword, on their device."""
+        device = self.gates.log_alpha.device
+        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self._example)  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """The model's own forward, under one draw; with ``samples=L`` stacked over L draws."""
@@ -86,6 +93,12 @@ class GatedModel(nn.Module):
         shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
         with self.gates.holding(self.gates.draw(shape), None):
             yield
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """The example inputs move along: the model is traced with them again."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
+        return self
 
     def open_probability(self) -> dict[str, Tensor]:
         """P(open) of every unit, by group (eq. 6)."""

@@ -73,6 +73,8 @@ class Demo:
 
     dataset: str
     outcomes: tuple[Outcome, Outcome]
+    plan: str
+    report: hc.Report
     files: tuple[Path, ...]
 
 
@@ -108,7 +110,11 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
         Outcome(learner.name, error_rate(learner.averaged, test), now.units, now.delivered)
         for learner, now in zip(learners, history[-1], strict=True)
     )
-    files = _draw(learners[1].averaged, history, setting, out)
+    gated = learners[1].averaged
+    files = _draw(gated, history, setting, out)
+    small = hc.compact(gated)
+    hc.save(out / "small.safetensors", small)
+    report = hc.measure(gated, small, test.images[:64].float())
     record = {
         "dataset": train.name,
         "seed": seed,
@@ -116,10 +122,13 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
         "lam_times_examples": setting.lam,
         "dense": asdict(first),
         "gated": asdict(second),
+        "small_error": error_rate(small, test),
+        "measured": report.to_dict(),
         "environment": environment(learners[0].device),
     }
     (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
-    return Demo(train.name, (first, second), (*files, out / "record.json"))
+    written = (*files, out / "small.safetensors", out / "record.json")
+    return Demo(train.name, (first, second), str(hc.CompactionPlan.of(small)), report, written)
 
 
 def _train(learners: list[Learner], train: Images, setting: Setting) -> list[list[Status]]:

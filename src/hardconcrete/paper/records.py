@@ -82,6 +82,10 @@ class RunFolder:
         """Every tensor that training changes."""
         return self.path / "checkpoint.safetensors"
 
+    def small(self, seed: int) -> Path:
+        """The compacted model of a seed."""
+        return self.path / f"small-{seed}.safetensors"
+
     def begin(self, settings: dict[str, Any], *, resume: bool) -> None:
         """Claim the folder for these settings, or continue in it."""
         if not self.record.exists():

@@ -49,6 +49,15 @@ class UnitGroup:
         axes: all that they own.
         parameters: how many parameters go with one unit.
         macs: how many multiply-adds per example go with one unit.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> from hardconcrete.paper.models import LeNet5
+        >>> conv2 = hc.find_groups(LeNet5(), torch.zeros(2, 1, 28, 28))["conv2"]
+        >>> conv2.kind, conv2.units, conv2.parameters   # 20 * 25 + 1, and 16 columns of fc1
+        ('feature map', 50, 8501)
+        >>> [str(axis) for axis in conv2.gated]
+        ['fc1.weight[1]']
     """
 
     name: str
@@ -247,7 +256,9 @@ class _Builder:
 
     def _makes_only(self, name: str, roots: set[int]) -> bool:
         """Whether all that a module makes and that can be removed is one group."""
-        made = {root for own, found in self.makers.values() if own == name for root in found.tolist()}
+        made = {
+            root for own, found in self.makers.values() if own == name for root in found.tolist()
+        }
         return made - self.why.keys() <= roots
 
     def _group(self, name: str, order: int, axes: list[Place], roots: list[int]) -> UnitGroup:

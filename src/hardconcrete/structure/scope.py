@@ -110,15 +110,38 @@ class Scope:
                 parts.append(replace(part, labels=labels))
         return replace(value, components=tuple(parts), why=why)
 
+    def rectangular(self, value: Value) -> Value:
+        """Only whole indices of one dimension can be cut out of a tensor: unite what is finer."""
+        for part in self.settled(value).components:
+            longest = max(part.dims, key=lambda dim: part.labels.shape[dim])
+            for dim in set(part.dims) - {longest}:
+                self.labels.unite(part.labels, part.labels.narrow(dim, 0, 1))
+        return self.settled(value)
+
     def merged(self, values: Sequence[Value], shape: Sequence[int]) -> list[Component]:
         """Components of tensors that are combined index by index; all have the same rank."""
         merged: list[Component] = []
         for value in values:
-            for part in value.components:
+            for part in self._untangled(value).components:
                 merged = self._joined(merged, part)
         for value in values:
             merged = [self._only_along(value, part) for part in merged]
         return list(self.settled(Value(tuple(shape), tuple(merged))).components)
+
+    def _untangled(self, value: Value) -> Value:
+        """Where a dimension has two kinds of units, as after a flatten, the fewer are given up."""
+        dims = [dim for part in value.components for dim in part.dims]
+        if len(set(dims)) == len(dims):
+            return value
+        text, taken = "other units lie along the same dimension", set[int]()
+        parts: list[Component] = []
+        for part in sorted(value.components, key=self._count, reverse=True):
+            parts += self.rigid(value.with_components([part]), sorted(taken), text).components
+            taken |= set(part.dims)
+        return value.with_components(parts)
+
+    def _count(self, part: Component) -> int:
+        return self.labels.find(part.labels).unique().numel()
 
     def _joined(self, known: list[Component], part: Component) -> list[Component]:
         """One more component: it becomes one with those that share a dimension with it."""
@@ -129,7 +152,8 @@ class Scope:
             else:
                 self.labels.unite(other.labels, part.labels)
                 labels, _ = torch.broadcast_tensors(other.labels, part.labels)
-                part = Component(labels, other.axis if other.axis == part.axis else None)
+                axis = other.axis if other.axis == part.axis else None
+                part = Component(labels, axis, other.faithful and part.faithful)
         return [*apart, part]
 
     def _only_along(self, value: Value, part: Component) -> Component:

@@ -1,6 +1,7 @@
 """Tracing a model into a graph of ATen operators, without changing anything in it."""
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,18 +29,39 @@ def trace(
     """The model as a graph, for any batch size; its parameters are the model's own."""
     args, kwargs = at_least_two((args, dict(kwargs or {})))
     try:
-        with _undisturbed(model, training):
+        with _undisturbed(model, training), _quiet():
             program = torch.export.export(
                 model, args, kwargs, dynamic_shapes=_dynamic(model, args, kwargs), strict=False
             )
         return program.module(check_guards=False)
     except Exception as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
         raise TraceError(
-            f"{type(model).__name__} cannot be traced by torch.export: {first[0]}. A forward "
-            "that decides by the values of its data (an `if` on a tensor, .item()) has no one "
-            "graph: use torch.where or torch.cond, or gate explicit sites (sites=['fc1:in'])"
+            f"{type(model).__name__} cannot be traced by torch.export: {_in_words(error)}"
         ) from error
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong, and what to do where the forward decides by its data."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if "data-dependent" not in str(error):
+        return lines[0]
+    return (
+        f"{lines[0]}. A forward that decides by the values of its data (an `if` on a tensor, "
+        ".item()) has no one graph: use torch.where or torch.cond, or gate explicit sites "
+        "(sites=['fc1:in'])"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the tracebacks that torch logs before it raises what we put in words."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def at_least_two(inputs: Any) -> Any:

@@ -213,8 +213,13 @@ def module_path(node: fx.Node) -> str:
 
 
 def concrete(number: Any) -> Any:
-    """A symbolic number as it was for the example."""
-    return number.node.hint if isinstance(number, torch.SymInt) else number
+    """A symbolic number as it was for the example; 2 stands for a size that the data decide."""
+    if not isinstance(number, torch.SymInt):
+        return number
+    if number.node.hint is not None:
+        return number.node.hint
+    symbols: Any = number.node.expr
+    return int(symbols.subs(dict.fromkeys(symbols.free_symbols, 2)))
 
 
 def concrete_shape(tensor: Tensor) -> tuple[int, ...]:
@@ -223,17 +228,15 @@ def concrete_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _make_rectangular(found: Walk) -> None:
-    """Only whole indices of one dimension can be cut out of a tensor: unite what is finer."""
+    """Until nothing changes, for what is united in one tensor is finer than allowed in another."""
     changed = True
     while changed:
         changed = False
         for value in _all_values(found):
-            settled = found.scope.settled(value)
-            for part in settled.components:
-                longest = max(part.dims, key=lambda dim: part.labels.shape[dim])
-                for dim in set(part.dims) - {longest}:
-                    found.scope.labels.unite(part.labels, part.labels.narrow(dim, 0, 1))
-                    changed = True
+            parts = found.scope.settled(value).components
+            if any(len(part.dims) > 1 for part in parts):
+                found.scope.rectangular(value)
+                changed = True
     settled = found.scope.settled
     found.values = {node: _mapped(settled, value) for node, value in found.values.items()}
 

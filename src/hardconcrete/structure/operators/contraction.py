@@ -1,8 +1,9 @@
 """Sums over units: dense layers, matrix products and einsum, all as letters of one equation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
-from string import ascii_letters
+from string import ascii_letters, ascii_lowercase, ascii_uppercase
 
 from hardconcrete.structure.axes import Component, Value
 from hardconcrete.structure.operators.registry import rule
@@ -32,11 +33,11 @@ def contract(scope: Scope, operands: Sequence[Operand], output: str, kind: str =
     summed = {dim for dim, letter in enumerate(letters) if letter not in output}
     order = [letters.index(letter) for letter in output]
     result = [
-        Component(
-            part.labels.permute([*order, *sorted(summed)]).reshape(
+        replace(
+            _image(placed, part),
+            labels=part.labels.permute([*order, *sorted(summed)]).reshape(
                 [part.labels.shape[dim] for dim in order]
             ),
-            _only_axis(placed, part),
         )
         for part in merged
         if not summed & set(part.dims)
@@ -44,7 +45,11 @@ def contract(scope: Scope, operands: Sequence[Operand], output: str, kind: str =
     reads = [part for each in merged for part in _reader(scope, placed, each, summed)]
     makes = [part for part in _from_parameters(placed) if not summed & set(part.dims)]
     weight = all(value.weight for value in placed)
-    note(scope, kind, prod(sizes), merged, reads, [] if weight else makes)
+    summed_before = {
+        dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
+    }
+    macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_before)
+    note(scope, kind, macs, merged, reads, [] if weight else makes)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), weight)
 
 
@@ -82,12 +87,11 @@ def _reader(
     return readers[-1:]
 
 
-def _only_axis(placed: Sequence[Value], part: Component) -> tuple[str, int] | None:
-    """The axis of a component that comes from one parameter, where no activation is involved."""
-    if not all(value.weight for value in placed):
-        return None
-    axes = {own.axis for own in _from_parameters(placed) if set(own.dims) & set(part.dims)}
-    return axes.pop() if len(axes) == 1 else None
+def _image(placed: Sequence[Value], part: Component) -> Component:
+    """A product of parameters is zero where one is; one with an activation stands for none."""
+    own = [p for p in _from_parameters(placed) if set(p.dims) & set(part.dims)]
+    alone = all(value.weight for value in placed) and len({p.axis for p in own}) == 1
+    return replace(own[0], labels=part.labels) if alone else Component(part.labels)
 
 
 def _from_parameters(placed: Sequence[Value]) -> list[Component]:
@@ -106,8 +110,14 @@ def with_bias(scope: Scope, value: Value, bias: Value | None, dim: int = -1) -> 
     if bias is None:
         return value
     rank = len(value.shape)
-    placed = bias.placed([dim % rank], rank)
-    return Value(value.shape, tuple(scope.merged([value, placed], value.shape)), value.weight)
+    return _added(scope, value, bias.placed([dim % rank], rank))
+
+
+def _added(scope: Scope, product: Value, other: Value) -> Value:
+    """A product with something added: it is not zero where its factors are."""
+    parts = scope.merged([product, other.aligned(len(product.shape))], product.shape)
+    unfaithful = tuple(replace(part, faithful=False) for part in parts)
+    return Value(product.shape, unfaithful, product.weight and other.weight)
 
 
 @rule("linear")
@@ -142,10 +152,21 @@ def _matmul(scope: Scope, first: Value, second: Value) -> Value:
 def addmm(scope: Scope, call: Call) -> Value:
     """Self + a @ b."""
     added, first, second = call.values
-    product = _matmul(scope, first, second)
-    rank = len(product.shape)
-    parts = scope.merged([product, added.aligned(rank)], product.shape)
-    return Value(product.shape, tuple(parts), product.weight)
+    return _added(scope, _matmul(scope, first, second), added)
+
+
+@rule("tensordot")
+def tensordot(scope: Scope, call: Call) -> Value:
+    """A sum over pairs of dimensions, which share a letter."""
+    first, second = call["self"], call["other"]
+    left, right = (
+        list(ascii_lowercase[: len(first.shape)]),
+        list(ascii_uppercase[: len(second.shape)]),
+    )
+    for a, b in zip(call["dims_self"], call["dims_other"], strict=True):
+        right[b] = left[a]
+    output = "".join(letter for letter in left + right if (left + right).count(letter) == 1)
+    return contract(scope, [(first, "".join(left)), (second, "".join(right))], output)
 
 
 @rule("einsum")

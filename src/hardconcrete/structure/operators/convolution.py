@@ -21,7 +21,7 @@ def convolution(scope: Scope, call: Call) -> Value:
     channel = len(value.shape) - spatial - 1
     transposed = "transpose" in call.operator or bool(call.get("transposed", False))
     value = scope.rigid(value, [d for d in range(len(value.shape)) if d != channel], "a window")
-    weight = scope.rigid(weight, range(2, len(weight.shape)), "a window")
+    weight = scope.rectangular(scope.rigid(weight, range(2, len(weight.shape)), "a window"))
     first, second = _channels(weight, 0), _channels(weight, 1)
     inputs, outputs = (first, second) if transposed else (second, first)
     x = _channels(value, channel)

@@ -23,8 +23,7 @@ def constant(scope: Scope, call: Call) -> Value:
     return Value(call.shape, tuple(parts))
 
 
-@rule("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-      "randint_like")  # fmt: skip
+@rule("zeros_like", "ones_like", "full_like", "empty_like")
 def like(scope: Scope, call: Call) -> Value:
     """As large as its model, and shrinking with it."""
     value: Value = call["self"]
@@ -32,6 +31,14 @@ def like(scope: Scope, call: Call) -> Value:
         for part in value.components:
             scope.labels.disturb(part.labels)
     return Value(call.shape, tuple(Component(part.labels) for part in value.components))
+
+
+@rule("rand_like", "randn_like", "randint_like", "bernoulli")
+def drawn(scope: Scope, call: Call) -> Value:
+    """Fewer random numbers are other ones: the small model would not compute the same."""
+    for value in call.values:
+        scope.fix(value, "a random number is drawn for each of them")
+    return Value(call.shape)
 
 
 @rule("arange", "scalar_tensor", "rand", "randn", "randint", "randperm", "linspace", "eye",

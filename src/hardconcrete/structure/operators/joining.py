@@ -10,9 +10,17 @@ from hardconcrete.structure.scope import Call, Scope
 @rule("cat", "concat", "concatenate")
 def cat(scope: Scope, call: Call) -> Value:
     """Labels are joined along the dimension and united elsewhere."""
+    return _joined(scope, call, call["dim"] % len(call.shape))
+
+
+@rule("hstack")
+def hstack(scope: Scope, call: Call) -> Value:
+    """Columns beside columns, or vectors one after the other."""
+    return _joined(scope, call, min(1, len(call.shape) - 1))
+
+
+def _joined(scope: Scope, call: Call, dim: int) -> Value:
     values: list[Value] = [value for value in call.values if value.shape != (0,)]
-    rank = len(call.shape)
-    dim = call["dim"] % rank
     joined = _along(scope, values, dim)
     others = []
     for value in values:

@@ -16,9 +16,9 @@ WHOLE = "an index or slice leaves one unit without its neighbours"
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute",
     "transpose", "t", "numpy_T", "movedim", "swapaxes", "expand", "expand_as", "slice", "select",
-    "narrow", "flip", "repeat", "repeat_interleave", "tile", "pixel_shuffle", "pixel_unshuffle",
-    "channel_shuffle", "diagonal", "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel",
-    "adjoint",
+    "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_shuffle",
+    "pixel_unshuffle", "diagonal", "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel",
+    "adjoint", "swapdims", "moveaxis",
 )  # fmt: skip
 def movement(scope: Scope, call: Call) -> Value:
     """The labels go where the data goes."""
@@ -59,6 +59,26 @@ def _run(call: Call, labels: Tensor) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
+@rule("repeat_interleave")
+def repeat_interleave(scope: Scope, call: Call) -> Value | list[Value]:
+    """As many copies of each; a tensor that has a number for each speaks of all of them."""
+    if not isinstance(call["repeats"], Value):
+        return movement(scope, call)
+    for value in call.values:
+        scope.fix(value, "each is repeated as often as a tensor says")
+    return Value(call.shape)
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(scope: Scope, call: Call) -> Value | list[Value]:
+    """Groups that are interleaved stay alike: the k-th channel of every group is one unit."""
+    value: Value = call["self"]
+    for part in value.along(1):
+        by_group = part.labels.unflatten(1, (call["groups"], -1))
+        scope.labels.unite(by_group, by_group[:, :1])
+    return movement(scope, call)
+
+
 @rule("roll")
 def roll(scope: Scope, call: Call) -> Value:
     """A roll does not commute with removal: what moves past the end depends on what is left."""
@@ -85,18 +105,23 @@ def indexed(scope: Scope, call: Call) -> Value:
 
 
 def _advanced(scope: Scope, call: Call, text: str) -> Value:
-    """x[:, index]: one index tensor keeps all other dimensions in their places."""
+    """x[:, index]: the indices' own dimensions take the place of those that they choose from.
+
+    They come first where chosen dimensions are not neighbours. Masks have fewer dimensions than
+    they choose from, and are not followed.
+    """
     value: Value = call["self"]
     taken = [dim for dim, index in enumerate(call["indices"]) if index is not None]
-    rigid = scope.rigid(value, taken, text)
-    index = call["indices"][taken[0]]
-    if len(taken) > 1 or not isinstance(index, Value):
-        scope.fix(rigid, text)
+    extra = max(len(call["indices"][dim].shape) for dim in taken)
+    if len(call.shape) != len(value.shape) - len(taken) + extra:
+        scope.fix(value, text)
         return Value(call.shape)
-    before, extra = taken[0], len(index.shape)
+    rigid = scope.rigid(value, taken, text)
+    together = taken == list(range(taken[0], taken[-1] + 1))
+    before = taken[0] if together else 0
     parts = []
     for part in rigid.components:
-        sizes = part.labels.shape
-        labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before + 1 :])
+        sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in taken]
+        labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before:])
         parts.append(replace(part, labels=labels))
     return Value(call.shape, tuple(parts), value.weight)

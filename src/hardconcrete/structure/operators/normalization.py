@@ -55,9 +55,9 @@ def _scaled(
 
 @rule("_weight_norm", "_weight_norm_interface")
 def weight_norm(scope: Scope, call: Call) -> Value | list[Value]:
-    """G v / |v|: the norm reads all dimensions but one."""
-    v, g, dim = call["v"], call["g"], call["dim"]
-    others = [d for d in range(len(v.shape)) if d != dim % len(v.shape)]
+    """G v / |v|: the norm reads all dimensions but one, or all where that one is -1."""
+    v, g = call["v"], call["g"].aligned(len(call["v"].shape))
+    others = [d for d in range(len(v.shape)) if d != call["dim"]]
     v = scope.rigid(v, others, "the norm of the weight reads all of them")
     parts = scope.merged([v, g], v.shape)
     axes = [part.axis for part in g.components]

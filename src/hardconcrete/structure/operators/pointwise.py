@@ -22,7 +22,7 @@ LINEAR = frozenset({
 UNTAGGED = (
     "dropout", "feature_dropout", "alpha_dropout", "clone", "contiguous", "detach", "alias", "to",
     "_to_copy", "copy", "fill", "masked_fill", "where", "type_as", "lift_fresh_copy", "add", "sub",
-    "mul", "div", "rsub", "zero", "relu6", "hardtanh", "clamp", "bernoulli", "lerp", "addcmul",
+    "mul", "div", "rsub", "zero", "relu6", "hardtanh", "clamp", "lerp", "addcmul",
     "addcdiv", "rrelu", "gelu", "float_power", "pow", "softplus", "threshold", "clip", "nan_to_num",
     "logit", "celu", "selu", "hardswish", "hardsigmoid", "mish", "silu", "elu", "leaky_relu",
     "log_sigmoid", "softshrink", "hardshrink", "feature_alpha_dropout", "square", "relu",

@@ -8,12 +8,12 @@ from hardconcrete.structure.scope import Call, Scope
 
 ALONG = (
     "softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp",
-    "cummax", "cummin", "sort", "argsort", "softmin", "renorm",
+    "cummax", "cummin", "sort", "argsort", "softmin",
 )  # fmt: skip
 DOWN = (
     "sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "norm", "linalg_vector_norm",
     "logsumexp", "any", "all", "argmax", "argmin", "median", "nansum", "count_nonzero", "var_mean",
-    "aminmax", "topk", "kthvalue", "std_mean", "mode", "cosine_similarity",
+    "aminmax", "topk", "kthvalue", "std_mean", "mode",
 )  # fmt: skip
 
 
@@ -43,6 +43,18 @@ def down(scope: Scope, call: Call) -> Value | list[Value]:
         sizes = [size for dim, size in enumerate(part.labels.shape) if kept or dim not in dims]
         parts.append(Component(part.labels.reshape(sizes)))
     return _results(call, Value(call.shape, tuple(parts), value.weight))
+
+
+@rule("cosine_similarity")
+def similarity(scope: Scope, call: Call) -> Value:
+    """A sum over one dimension of a product index by index, over two norms along it."""
+    rank = len(call.shape) + 1
+    dim, text = call["dim"] % rank, "cosine_similarity reads all of them"
+    values = [scope.rigid(value.aligned(rank), [dim], text) for value in call.values]
+    parts = scope.merged(values, [*call.shape[:dim], 1, *call.shape[dim:]])
+    for part in parts:
+        scope.labels.disturb(part.labels)
+    return Value(call.shape, tuple(Component(part.labels.squeeze(dim)) for part in parts))
 
 
 def _dims(call: Call, value: Value) -> set[int]:
