@@ -99,9 +99,7 @@ class Averaged(nn.Module):
 
 def dense() -> nn.Sequential:
     """Three dense layers."""
-    return nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)
-    )
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
 
 
 def with_shut(gated: hc.GatedModel, shut: Mapping[str, Sequence[int]]) -> hc.GatedModel:

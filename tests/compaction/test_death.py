@@ -154,6 +154,17 @@ def test_the_likeliest_are_kept(least: int) -> None:
     assert gap(gated, small, torch.randn(5, 4)) < 1e-5
 
 
+def test_a_unit_that_is_kept_to_make_up_the_number_is_read_too() -> None:
+    """Its column is zeros; a layer that selected around it would not have the width asked for."""
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    gated.gates.log_alpha.data.copy_(torch.tensor([9.0] * 7 + [-5.0, -8.0, -4.0, -6.0]))
+    small = hc.compact(gated, min_units=3)
+    assert kept(small)["2"] == (0, 1, 3)
+    assert (type(small[4]), small[4].in_features) == (nn.Linear, 3)
+    assert (small[4].weight[:, 1:] == 0).all()
+    assert gap(gated, small, torch.randn(5, 4)) < 1e-5
+
+
 def test_the_likeliest_by_the_gates_of_the_paper(lenet: hc.GatedModel) -> None:
     gated = copy.deepcopy(lenet)
     shut(gated, "conv2:out", slice(None))
@@ -194,6 +205,8 @@ def test_who_is_read_and_made() -> None:
     yard = Graveyard(walk(trace(model, (torch.randn(2, 4),)), model), {})
     assert yard.bury() == set()
     assert len(yard.removable) == 11
-    assert yard.read["2.weight", 1] == yard.made["0.weight", 0] == set(
-        yard.roots["0.bias", 0].tolist()
+    assert (
+        yard.read["2.weight", 1]
+        == yard.made["0.weight", 0]
+        == set(yard.roots["0.bias", 0].tolist())
     )

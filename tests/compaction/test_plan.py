@@ -14,8 +14,9 @@ from tests.compaction.networks import Maps, dense, gap, with_shut
 SHUT = {"conv1": [0, 4], "conv2": [1], "fc1": [2, 3, 6]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gated() -> hc.GatedModel:
+    torch.manual_seed(0)
     return with_shut(hc.attach_gates(Maps(), Maps.example()), SHUT)
 
 

@@ -79,7 +79,10 @@ def test_the_mlp_selects_its_pixels(pixels: hc.GatedModel) -> None:
     plan = make_plan(pixels, ungated(pixels))
     assert plan.selections == {"fc1": tuple(range(2, 19))}
     assert cuts(plan)["fc1.weight", 1] == tuple(range(2, 19))
-    assert plan.groups == {"fc1": Kept(9, (0, 1, 2, 3, 5, 6, 7, 8)), "fc2": Kept(8, (1, 2, 3, 4, 5, 6))}
+    assert plan.groups == {
+        "fc1": Kept(9, (0, 1, 2, 3, 5, 6, 7, 8)),
+        "fc2": Kept(8, (1, 2, 3, 4, 5, 6)),
+    }
     small = hc.compact(pixels)
     assert (small.fc1.in_features, small.fc1.out_features) == (17, 8)
     assert gap(pixels, small, torch.randn(7, 4, 5)) < 1e-5

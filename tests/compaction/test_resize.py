@@ -30,9 +30,7 @@ def test_kept_units_in_order_and_gates_folded_into_what_reads_them(
     torch.testing.assert_close(state["conv1.weight"], full["conv1.weight"][MAPS])
     torch.testing.assert_close(state["conv1.bias"], full["conv1.bias"][MAPS])
     columns = z["conv1"][MAPS].view(1, -1, 1, 1)
-    torch.testing.assert_close(
-        state["conv2.weight"], full["conv2.weight"][MORE][:, MAPS] * columns
-    )
+    torch.testing.assert_close(state["conv2.weight"], full["conv2.weight"][MORE][:, MAPS] * columns)
     wide = torch.tensor([4 * k + j for k in MORE for j in range(4)])
     torch.testing.assert_close(
         state["fc1.weight"],
@@ -68,10 +66,6 @@ def test_a_model_built_from_the_stated_sizes_is_the_same(pair: tuple[hc.GatedMod
         rebuilt = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size,
                             groups=layer.groups)  # fmt: skip
         assert rebuilt.weight.shape == layer.weight.shape
-
-
-def gradually(model: nn.Module) -> tuple[nn.Module, tuple[int, ...]]:
-    return model, ()
 
 
 LAYERS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
@@ -114,6 +108,14 @@ def test_each_kind_of_layer(name: str) -> None:
         layer, _, attribute = path.partition(".")
         assert getattr(small[int(layer)], attribute) == size, path
     assert gap(gated, small, x) < 1e-5
+
+
+def test_weight_norm_is_cut_in_its_parts() -> None:
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+    gated = hc.attach_gates(nn.Sequential(first, nn.ReLU(), nn.Linear(6, 2)), torch.randn(3, 4))
+    small = hc.compact(with_shut(gated, {"0": [1, 4]}), form="module")
+    assert (small[0].out_features, small[0].weight.shape) == (4, (4, 4))
+    assert gap(gated, small, torch.randn(5, 4)) < 1e-5
 
 
 def test_tied_weights_stay_one_tensor() -> None:
@@ -193,6 +195,18 @@ def test_gradients_of_the_training_are_not_carried_over() -> None:
     assert all(p.grad.shape == p.shape for p in small.parameters())
 
 
+@pytest.mark.parametrize("form", ["module", "graph"])
+def test_a_weight_that_is_computed_keeps_its_state(form: str) -> None:
+    """Spectral norm iterates whenever its weight is read in training."""
+    last = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 2))
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), last)
+    gated = with_shut(hc.attach_gates(model.train(), torch.randn(3, 4), include="0"), {"0": [1]})
+    small = hc.compact(gated, form=form)  # type: ignore[arg-type]
+    for name, tensor in gated.model.state_dict().items():
+        if name.startswith("4."):
+            assert torch.equal(small.state_dict()[name], tensor), name
+
+
 class Heads(nn.Module):
     """Keeps a width as an attribute, and a number that only looks like one."""
 
@@ -215,7 +229,9 @@ def test_sizes_kept_as_attributes_are_found_by_trying() -> None:
 
 
 def test_what_is_guessed() -> None:
-    plan = hc.CompactionPlan("Heads", {}, (Cut("a.bias", 0, 12, (1,)), Cut("b.weight", 1, 6, (1, 2))))
+    plan = hc.CompactionPlan(
+        "Heads", {}, (Cut("a.bias", 0, 12, (1,)), Cut("b.weight", 1, 6, (1, 2)))
+    )
     assert list(guesses(plan, Heads())) == [
         {".width": 2, ".other": 2}, {".width": 2}, {".other": 2},
     ]  # fmt: skip

@@ -52,7 +52,9 @@ def test_any_batch_size_in_both_modes(
     assert apart(outputs(reference, ((x,), {})), outputs(small.train(training), ((x,), {}))) < 1e-5
 
 
-def test_the_keys_of_the_state_are_those_of_the_model(gated: hc.GatedModel, small: nn.Module) -> None:
+def test_the_keys_of_the_state_are_those_of_the_model(
+    gated: hc.GatedModel, small: nn.Module
+) -> None:
     assert list(small.state_dict()) == list(gated.model.state_dict())
     shapes = {name: list(tensor.shape) for name, tensor in small.state_dict().items()}
     assert shapes["conv.weight"] == [4, 1, 3, 3]
@@ -174,7 +176,7 @@ class Split(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         left, right = self.a(x).chunk(2, dim=1)
         both = torch.cat([right, left], 1).unflatten(1, (2, 6)).flatten(1, 2)
-        return self.b(both.expand(len(x), 12, 3, 3)).select(2, -1)
+        return self.b(both.expand(x.shape[0], 12, 3, 3)).select(2, -1)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +215,40 @@ def test_a_graph_for_inference_says_so() -> None:
         small.train()(torch.randn(5, 4))
 
 
+class Auxiliary(nn.Module):
+    """Returns more in training; a second head may be there for that alone."""
+
+    def __init__(self, head: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.more = nn.Linear(6, 3) if head else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        h = self.a(x).relu()
+        y = self.b(h)
+        return (y, self.more(h if isinstance(self.more, nn.Linear) else y)) if self.training else y
+
+
+def test_more_outputs_in_training() -> None:
+    gated = with_shut(hc.attach_gates(Auxiliary(head=False), torch.randn(3, 4)), {"a": [0, 3]})
+    gated.freeze_gates()
+    small = hc.compact(gated, form="graph")
+    for training in (True, False, True):
+        x = torch.randn(5, 4)
+        expected = outputs(gated.train(training), ((x,), {}))
+        assert len(expected) == 1 + training
+        assert apart(expected, outputs(copy.deepcopy(small).train(training), ((x,), {}))) < 1e-5
+
+
+def test_a_layer_that_is_used_in_training_only() -> None:
+    """Its inputs could not be cut, as evaluation does not show them: the graph is for inference."""
+    gated = with_shut(hc.attach_gates(Auxiliary(head=True), torch.randn(3, 4)), {"a": [0, 3]})
+    small = hc.compact(gated, form="graph")
+    assert gap(gated, small, torch.randn(5, 4)) < 1e-5
+    with pytest.raises(CompactionError, match="this graph is for inference"):
+        small.train()(torch.randn(5, 4))
+
+
 class Quiet(nn.Module):
     """Computes a part without gradients."""
 
@@ -229,7 +265,9 @@ class Quiet(nn.Module):
 def test_blocks_without_gradients_have_a_plain_form_only() -> None:
     gated = at_random(hc.attach_gates(Quiet(), torch.randn(3, 4)))
     assert hc.CompactionPlan.of(hc.compact(gated)).form == "module"
-    with pytest.raises(CompactionError, match="a block under no_grad or autocast has no graph form"):
+    with pytest.raises(
+        CompactionError, match="a block under no_grad or autocast has no graph form"
+    ):
         hc.compact(gated, form="graph")
 
 

@@ -36,7 +36,9 @@ def test_differences_are_in_units_of_what_is_tolerated(dtype: torch.dtype) -> No
     x = torch.tensor([[1.0, -4.0]], dtype=dtype)
     size = 4 * TOLERANCE[dtype]
     assert compared(lambda x: x, lambda x: x, x) == 0
-    assert compared(lambda x: x.double(), lambda x: x.double() + 0.5 * size, x) == pytest.approx(0.5)
+    assert compared(lambda x: x.double(), lambda x: x.double() + 0.5 * size, x) == pytest.approx(
+        0.5
+    )
     assert compared(lambda x: x.double(), lambda x: x.double() + 3 * size, x) == pytest.approx(3)
 
 

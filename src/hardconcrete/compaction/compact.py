@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from hardconcrete.compaction.apply import applied
+from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import make_plan, ungated
 from hardconcrete.compaction.resize import guesses
@@ -18,7 +19,13 @@ from hardconcrete.gating import GatedModel
 Form = Literal["auto", "module", "graph"]
 
 
-def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn.Module:
+def compact(
+    gated: GatedModel,
+    *,
+    form: Form = "auto",
+    min_units: int = 1,
+    kept_inputs_only: bool = False,
+) -> nn.Module:
     """A plain, smaller model that computes what ``gated.eval()`` does.
 
     Units whose gates are shut are cut out of every parameter and buffer, and what is left of the
@@ -32,6 +39,9 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
             ``"auto"`` tries them in this order. ``CompactionPlan.of(small).form`` says which it is.
         min_units: how many units each group keeps at least, the likeliest ones; 0 lets the inside
             of a residual branch go.
+        kept_inputs_only: let the caller select the features that a gated input layer keeps; the
+            small model then takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given``
+            says which are kept. Otherwise the layer selects them itself.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -57,7 +67,7 @@ def compact(gated: GatedModel, *, form: Form = "auto", min_units: int = 1) -> nn
     for candidate in _candidates(plan, plain, form):
         small, failure = _attempt(candidate, plain, reference, gated.example)
         if small is not None:
-            return small
+            return without_selection(small, gated.example) if kept_inputs_only else small
         failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
     why = "; ".join(dict.fromkeys(failures))

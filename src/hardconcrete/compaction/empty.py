@@ -1,11 +1,12 @@
 """Layers that have nothing left to read or to make, as in a residual branch that is shut."""
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from hardconcrete.compaction.variant import become
 
 
 def emptied(module: nn.Module) -> None:
@@ -13,9 +14,9 @@ def emptied(module: nn.Module) -> None:
     weight = getattr(module, "weight", None)
     nothing = isinstance(weight, Tensor) and weight.numel() == 0
     if nothing and isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd):
-        module.__class__ = _empty_class(type(module), _empty_conv)
+        become(module, "Empty", _empty_conv)
     elif isinstance(module, _NormBase) and module.num_features == 0:
-        module.__class__ = _empty_class(type(module), _empty_norm)
+        become(module, "Empty", _empty_norm)
 
 
 def _empty_conv(self: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
@@ -41,17 +42,3 @@ def _padding(module: Any) -> list[int]:
 
 def _empty_norm(self: Any, input: Tensor) -> Tensor:  # noqa: A002, ARG001
     return input
-
-
-@cache
-def _empty_class(base: Any, forward: Any) -> type[nn.Module]:
-    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001
-        return _revive, (base, forward), self.__getstate__()
-
-    members = {"forward": forward, "__reduce_ex__": reduce, "__module__": __name__}
-    return type(f"Empty{base.__name__}", (base,), members)
-
-
-def _revive(base: Any, forward: Any) -> nn.Module:
-    kind = _empty_class(base, forward)
-    return kind.__new__(kind)

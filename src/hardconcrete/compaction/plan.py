@@ -53,6 +53,8 @@ class CompactionPlan:
         attributes: integers of modules that are sizes, and what they become.
         form: ``"module"`` or ``"graph"``, once it was applied.
         inputs: shapes and dtypes of the example inputs, for tracing again.
+        given: for modules that the caller gives only the features they keep, which of the flattened
+            features of the model's input these are.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -75,11 +77,13 @@ class CompactionPlan:
     attributes: Mapping[str, int] = field(default_factory=dict)
     form: str = "module"
     inputs: Any = None
+    given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.model}, as {self.form}"]
         lines += [f"{name}: {len(kept.kept)} of {kept.units}" for name, kept in self.groups.items()]
         lines += [f"{name}: selects {len(kept)} inputs" for name, kept in self.selections.items()]
+        lines += [f"{name}: is given {len(kept)} inputs" for name, kept in self.given.items()]
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -107,6 +111,7 @@ class CompactionPlan:
             content["attributes"],
             content["form"],
             content["inputs"],
+            {name: tuple(kept) for name, kept in content["given"].items()},
         )
 
     @staticmethod

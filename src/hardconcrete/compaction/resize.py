@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from hardconcrete.compaction.empty import emptied
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.select import selecting
+from hardconcrete.compaction.verify import evaluating
 
 MOST_GUESSES = 12
 """With more attributes than these, only all of them at once are tried."""
@@ -20,11 +21,12 @@ MOST_GUESSES = 12
 def resized(plan: CompactionPlan, model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
     small = copy.deepcopy(model)
-    before = {module: _sizes(module) for module in small.modules()}
-    fold(plan, small)
-    for module, sizes in before.items():
-        _tell_the_truth(module, sizes)
-        emptied(module)
+    with evaluating(small):  # a weight that is computed may change its state when read in training
+        before = {module: _sizes(module) for module in small.modules()}
+        fold(plan, small)
+        for module, sizes in before.items():
+            _tell_the_truth(module, sizes)
+            emptied(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         small.get_submodule(path).__dict__[attribute] = size

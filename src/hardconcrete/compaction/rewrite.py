@@ -15,16 +15,17 @@ from hardconcrete.compaction.resize import fold, named_tensors
 from hardconcrete.errors import CompactionError
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.trace import trace
-from hardconcrete.structure.walk import INLINED, Walk, operator_name, walk
+from hardconcrete.structure.walk import INLINED, Walk, first_names, operator_name, walk
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _Specs:
-    """How inputs and outputs are nested: the same for all copies of a model."""
+    """How inputs and outputs are nested in each mode: the same for all copies of a model."""
 
-    inputs: Any = None
-    outputs: Any = None
+    def __init__(self) -> None:
+        self.inputs: dict[bool, Any] = {}
+        self.outputs: dict[bool, Any] = {}
 
     def __deepcopy__(self, _: Any) -> "_Specs":
         return self
@@ -33,8 +34,9 @@ class _Specs:
 class CompactedGraph(nn.Module):
     """A traced model with smaller tensors, under the names they had; for any batch size.
 
-    It follows ``train()`` and ``eval()`` like the model it was made from. It is saved with
-    ``hc.save``, not pickled.
+    It follows ``train()`` and ``eval()`` like the model it was made from, as a whole: a layer that
+    was in evaluation inside a model in training is not told apart. It is saved with ``hc.save``,
+    not pickled.
     """
 
     def __init__(self, source: nn.Module) -> None:
@@ -53,11 +55,11 @@ class CompactedGraph(nn.Module):
     @property
     def _in_spec(self) -> Any:
         """How the inputs are nested; the generated code asks for it under this name."""
-        return self._specs.inputs
+        return self._specs.inputs[self.training]
 
     @property
     def _out_spec(self) -> Any:
-        return self._specs.outputs
+        return self._specs.outputs[self.training]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The graph of the present mode."""
@@ -82,19 +84,20 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 def rewritten(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Module:
     """A dense model as a graph, cut and scaled."""
     dense = copy.deepcopy(model)
-    graphs = {False: trace(dense, *example)}
-    try:
-        graphs[True] = trace(dense, *example, training=True)
-    except Exception:  # a model may refuse to be traced in training mode
-        graphs.pop(True, None)
     small = CompactedGraph(dense)
     known = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
+    graphs = {False: trace(dense, *example)}
+    seen = _rewrite(plan, dense, graphs[False], small)
+    try:
+        graphs[True] = trace(dense, *example, training=True)
+        _rewrite(plan, dense, graphs[True], small, seen)
+    except Exception:  # a model may have no graph in training mode: then this one is for inference
+        graphs.pop(True, None)
     for training, graph in graphs.items():
-        found = walk(graph, dense)
-        _Rewriter(plan, found, _buried(plan, found), graph, small).run()
         _take_constants(graph, small, known)
         small._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
-        small._specs.inputs, small._specs.outputs = graph._in_spec, graph._out_spec
+        small._specs.inputs[training] = graph._in_spec
+        small._specs.outputs[training] = graph._out_spec
     fold(plan, dense)
     for path, kept in plan.selections.items():
         module = small.get_submodule(path)
@@ -103,11 +106,26 @@ def rewritten(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
     return small
 
 
-def _buried(plan: CompactionPlan, found: Walk) -> Graveyard:
-    """The dead, as a plan has them: labels with no index that stays."""
+def _rewrite(
+    plan: CompactionPlan,
+    dense: nn.Module,
+    graph: fx.GraphModule,
+    small: nn.Module,
+    seen: set[str] | None = None,
+) -> set[str]:
+    """Rewrite a graph, in place; the names of the tensors that it reads."""
+    names, found = first_names(dense), walk(graph, dense)
+    used = {node.target for node in graph.graph.nodes if node.op == "get_attr" and node.users}
+    _Rewriter(plan, found, _buried(plan, found, seen), graph, small).run()
+    return {names.get(name, name) for name in used}
+
+
+def _buried(plan: CompactionPlan, found: Walk, seen: set[str] | None) -> Graveyard:
+    """The dead, as a plan has them: labels with no index that stays in tensors that it has seen."""
     yard = Graveyard(found, {})
     removed: set[int] = set()
     staying: set[int] = set()
+    unseen: set[int] = set()
     cuts = {(cut.tensor, cut.dim): cut for cut in plan.cuts}
     for place, roots in yard.roots.items():
         if place in cuts:
@@ -115,9 +133,13 @@ def _buried(plan: CompactionPlan, found: Walk) -> Graveyard:
             keeps[torch.tensor(cuts[place].kept, dtype=torch.int64)] = True
             removed |= set(roots[~keeps].tolist())
             staying |= set(roots[keeps].tolist())
-        else:
+        elif seen is None or place[0] in seen:
             staying |= set(roots.tolist())
+        else:
+            unseen |= set(roots.tolist())
     yard.dead = removed - staying
+    if yard.dead & unseen:
+        raise CompactionError("layers that are used in training only read units that went")
     return yard
 
 

@@ -33,8 +33,12 @@ def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
 
 
 def tolerated(model: nn.Module, inputs: Inputs) -> float:
-    """What rounding explains: outputs can have a finer type than what they are computed from."""
+    """What rounding explains: outputs can have a finer type than what they are computed from.
+
+    Under autocast only the outputs of the layers tell in which type they were computed.
+    """
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
+    tensors += _recorded(model, inputs).values()
     known = {t.dtype for t in tensors if isinstance(t, Tensor)} & TOLERANCE.keys()
     return max((TOLERANCE[dtype] for dtype in known), default=1e-5)
 
@@ -60,7 +64,7 @@ def _apart(first: Tensor, second: Tensor) -> float:
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     args, kwargs = tree_map(_copied, inputs)
-    with torch.no_grad(), evaluating(model), _same_random_numbers():
+    with torch.no_grad(), evaluating(model), _same_random_numbers(), full_precision():
         results = model(*args, **kwargs)
     return [leaf for leaf in _leaves(results) if isinstance(leaf, Tensor)]
 
@@ -84,6 +88,20 @@ def _same_random_numbers() -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
         yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without TF32, whose rounding depends on the sizes of a product."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 @contextmanager

@@ -141,7 +141,7 @@ class Scope:
         return value.with_components(parts)
 
     def _count(self, part: Component) -> int:
-        return self.labels.find(part.labels).unique().numel()
+        return len(self.labels.find(part.labels).unique())
 
     def _joined(self, known: list[Component], part: Component) -> list[Component]:
         """One more component: it becomes one with those that share a dimension with it."""

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -96,7 +97,9 @@ def _undisturbed(model: nn.Module, training: bool) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         for module in modes:
             module.training = training
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
+            # recurrent layers list their weights a second time, which export takes for a change
+            warnings.filterwarnings("ignore", "The tensor attribute")
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

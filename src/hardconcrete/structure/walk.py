@@ -153,9 +153,12 @@ class _Walker:
             return self._unknown(node, name)
         if not call.values and not call.shapes:
             return None
-        return rule(scope, call)
+        try:
+            return rule(scope, call)
+        except Exception as error:  # a use of the operator that its rule does not foresee
+            return self._unknown(node, name, f"its rule does not know this use of it ({error!r})")
 
-    def _unknown(self, node: fx.Node, name: str) -> Any:
+    def _unknown(self, node: fx.Node, name: str, text: str = "this operator has no rule") -> Any:
         """Nothing is guessed: numbers stay numbers, units of tensors are fixed."""
         example = node.meta.get("val")
         scope = self.found.scope
@@ -164,7 +167,7 @@ class _Walker:
         scope.call = Call(name, {}, (), module_path(node), torch.empty)
         if name != "sym_size":
             for value in values:
-                scope.fix(value, "this operator has no rule")
+                scope.fix(value, text)
         if isinstance(example, list | tuple):
             return [Value(concrete_shape(e)) if isinstance(e, Tensor) else e for e in example]
         return Value(concrete_shape(example)) if isinstance(example, Tensor) else concrete(example)

@@ -10,6 +10,7 @@ from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Contraction, Scope
 
 Operand = tuple[Value, str]
+EMBEDDED = "embedding dimension"
 ATTENTION = "activations are multiplied with activations, as in attention"
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from hardconcrete.structure.axes import Component, Value
+from hardconcrete.structure.operators.contraction import EMBEDDED, note
 from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Scope
 
@@ -74,13 +75,11 @@ def stack(scope: Scope, call: Call) -> Value:
 @rule("embedding", "embedding_bag")
 def embedding(scope: Scope, call: Call) -> Value:
     """Rows chosen by data are fixed; the width is made here."""
-    from hardconcrete.structure.operators.contraction import note
-
     weight: Value = call["weight"]
     weight = scope.rigid(weight, [0], "the data choose among them")
     rank = len(call.shape)
     made = [part for part in weight.along(1) if part.axis]
-    note(scope, "embedding dimension", 0, weight.along(1), [], made)
+    note(scope, EMBEDDED, 0, weight.along(1), [], made)
     placed = Value((weight.shape[1],), tuple(
         Component(part.labels.reshape(-1)) for part in weight.along(1)
     )).placed([rank - 1], rank)  # fmt: skip

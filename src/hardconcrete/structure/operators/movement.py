@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hardconcrete.structure.axes import Component, Value
+from hardconcrete.structure.operators.contraction import EMBEDDED, note
 from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Scope
 
@@ -16,12 +17,14 @@ WHOLE = "an index or slice leaves one unit without its neighbours"
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute",
     "transpose", "t", "numpy_T", "movedim", "swapaxes", "expand", "expand_as", "slice", "select",
-    "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_shuffle",
-    "pixel_unshuffle", "diagonal", "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel",
-    "adjoint", "swapdims", "moveaxis",
+    "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_unshuffle", "diagonal",
+    "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel", "adjoint", "swapdims", "moveaxis",
 )  # fmt: skip
 def movement(scope: Scope, call: Call) -> Value:
     """The labels go where the data goes."""
+    if "dtype" in call.arguments:  # a view of the same bits as other numbers
+        scope.fix(call["self"], "its bits are read as another type")
+        return Value(call.shape)
     (result,) = moved(scope, call)
     return result
 
@@ -57,6 +60,13 @@ def _run(call: Call, labels: Tensor) -> list[Tensor]:
     arguments["self"] = labels.contiguous()
     result = call.target(**arguments)
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(scope: Scope, call: Call) -> Value:
+    """All channels that become the pixels of one are one: a picture has no missing pixels."""
+    (result,) = moved(scope, call)
+    return scope.rigid(result, [-2, -1], "they become the pixels of one channel")
 
 
 @rule("repeat_interleave")
@@ -124,4 +134,7 @@ def _advanced(scope: Scope, call: Call, text: str) -> Value:
         sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in taken]
         labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before:])
         parts.append(replace(part, labels=labels))
-    return Value(call.shape, tuple(parts), value.weight)
+    by_data = any(not call["indices"][dim].weight for dim in taken)
+    if value.weight and by_data:  # an embedding in other words
+        note(scope, EMBEDDED, 0, parts, [], [part for part in parts if part.axis])
+    return Value(call.shape, tuple(parts), value.weight and not by_data)

@@ -20,12 +20,12 @@ LINEAR = frozenset({
 """Operators through which a parameter that is zero stays zero."""
 
 UNTAGGED = (
-    "dropout", "feature_dropout", "alpha_dropout", "clone", "contiguous", "detach", "alias", "to",
+    "clone", "contiguous", "detach", "alias", "to",
     "_to_copy", "copy", "fill", "masked_fill", "where", "type_as", "lift_fresh_copy", "add", "sub",
     "mul", "div", "rsub", "zero", "relu6", "hardtanh", "clamp", "lerp", "addcmul",
-    "addcdiv", "rrelu", "gelu", "float_power", "pow", "softplus", "threshold", "clip", "nan_to_num",
+    "addcdiv", "gelu", "float_power", "pow", "softplus", "threshold", "clip", "nan_to_num",
     "logit", "celu", "selu", "hardswish", "hardsigmoid", "mish", "silu", "elu", "leaky_relu",
-    "log_sigmoid", "softshrink", "hardshrink", "feature_alpha_dropout", "square", "relu",
+    "log_sigmoid", "softshrink", "hardshrink", "square", "relu",
 )  # fmt: skip
 """Pointwise operators that torch does not tag as such, in one version or another."""
 
@@ -60,6 +60,15 @@ def _traced_back(call: Call, values: list[Value], part: Component) -> Component:
             if own.axis is not None and set(own.dims) & set(part.dims):
                 return Component(part.labels, own.axis, own.faithful and faithful)
     return Component(part.labels)
+
+
+@rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu")
+def dropout(scope: Scope, call: Call) -> Value | list[Value]:
+    """Nothing in evaluation; one that is never off draws other numbers for fewer units."""
+    if (call.get("train") or call.get("training")) and call.get("p") != 0:
+        for value in call.values:
+            scope.fix(value, "a random number is drawn for each of them")
+    return pointwise(scope, call)
 
 
 @rule("prelu", "_prelu_kernel")

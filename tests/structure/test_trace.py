@@ -1,0 +1,105 @@
+"""A trace changes nothing in the model, and says in words what it cannot follow."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hardconcrete as hc
+from hardconcrete.errors import TraceError
+from hardconcrete.structure.trace import as_args, at_least_two, trace
+from tests.zoo import REFUSED
+
+
+class Net(nn.Module):
+    """Batch norm, dropout and attention: statistics, random numbers and a fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 14, batch_first=True)
+        self.fc2 = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.layer(self.drop(self.norm(self.fc1(x)))[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_nothing_changes(training: bool) -> None:
+    model = Net().train(training)
+    model.drop.train(not training)
+    model.fc1.weight.requires_grad_(False)
+    model.fc2.weight.grad = torch.ones(4, 8)
+    model.norm.running_mean.uniform_()
+    before = copy.deepcopy(model)
+    modes = [module.training for module in model.modules()]
+    identities = [id(t) for t in (*model.parameters(), *model.buffers())]
+    attributes = {path: set(vars(module)) for path, module in model.named_modules()}
+    random, x = torch.get_rng_state(), torch.randn(2, 6)
+    torch.set_rng_state(random)
+    with torch.no_grad():
+        hc.find_groups(model, x)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert [module.training for module in model.modules()] == modes
+    assert [id(t) for t in (*model.parameters(), *model.buffers())] == identities
+    assert {path: set(vars(module)) for path, module in model.named_modules()} == attributes
+    for (name, old), new in zip(before.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(old, new), name
+        assert old.requires_grad == new.requires_grad, name
+        assert (new.grad is None) == (name != "fc2.weight"), name
+    for old, new in zip(before.buffers(), model.buffers(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_modes_come_back_after_a_failure() -> None:
+    _, build, inputs, _ = REFUSED[0]
+    model = build().train()
+    with pytest.raises(TraceError):
+        trace(model, inputs(2)[0])
+    assert all(module.training for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize(("name", "build", "inputs", "words"), REFUSED, ids=lambda v: str(v)[:12])
+def test_refusals_have_words(name: str, build, inputs, words: str) -> None:
+    args, kwargs = inputs(2)
+    with pytest.raises(TraceError, match=r"cannot be traced by torch\.export") as refused:
+        hc.find_groups(build(), args, kwargs)
+    assert words in str(refused.value).lower(), name
+
+
+def test_what_decides_by_its_data_is_told_what_to_do() -> None:
+    _, build, inputs, _ = REFUSED[0]
+    with pytest.raises(TraceError, match=r"use torch\.where or torch\.cond"):
+        hc.find_groups(build(), *inputs(2))
+
+
+def test_recurrent_layers_trace_without_a_warning() -> None:
+    layer = nn.LSTM(6, 5, batch_first=True)
+    flat = [id(weight) for weight in layer._flat_weights]
+    trace(layer, (torch.randn(2, 3, 6),))
+    assert [id(weight) for weight in layer._flat_weights] == flat
+
+
+def test_the_graph_runs_at_another_batch_size_on_the_models_parameters() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.randn(5, 6)
+    graph = trace(model, (torch.randn(1, 6),))
+    model[0].weight.data.mul_(2)
+    assert torch.equal(graph(x), model(x))
+
+
+def test_inputs_alone_or_in_a_tuple_or_list() -> None:
+    x = torch.zeros(2)
+    assert as_args(x)[0] is as_args((x,))[0] is as_args([x])[0] is x
+
+
+def test_single_examples_are_doubled_and_others_are_not() -> None:
+    one = at_least_two(((torch.zeros(1, 6),), {"b": torch.zeros(1), "n": 3, "s": torch.tensor(2)}))
+    assert one[0][0].shape == (2, 6)
+    assert (one[1]["b"].shape, one[1]["n"], one[1]["s"].shape) == ((2,), 3, ())
+    assert at_least_two(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
