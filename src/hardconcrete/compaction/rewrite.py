@@ -86,10 +86,10 @@ def rewritten(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
     dense = copy.deepcopy(model)
     small = CompactedGraph(dense)
     known = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
-    graphs = {False: trace(dense, *example)}
+    graphs = {False: trace(dense, *example, any_batch=True)}
     seen = _rewrite(plan, dense, graphs[False], small)
     try:
-        graphs[True] = trace(dense, *example, training=True)
+        graphs[True] = trace(dense, *example, training=True, any_batch=True)
         _rewrite(plan, dense, graphs[True], small, seen)
     except Exception:  # a model may have no graph in training mode: then this one is for inference
         graphs.pop(True, None)

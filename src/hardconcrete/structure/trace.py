@@ -26,14 +26,22 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     *,
     training: bool = False,
+    any_batch: bool = False,
 ) -> fx.GraphModule:
-    """The model as a graph, for any batch size; its parameters are the model's own."""
+    """The model as a graph; its parameters are the model's own.
+
+    Args:
+        model: what is traced; its own modes do not matter.
+        args: positional example inputs.
+        kwargs: example inputs by keyword.
+        training: as the model computes in training.
+        any_batch: let the graph run at any batch size, which takes four times as long.
+    """
     args, kwargs = at_least_two((args, dict(kwargs or {})))
+    dynamic = _dynamic(model, args, kwargs) if any_batch else None
     try:
         with _undisturbed(model, training), _quiet():
-            program = torch.export.export(
-                model, args, kwargs, dynamic_shapes=_dynamic(model, args, kwargs), strict=False
-            )
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         return program.module(check_guards=False)
     except Exception as error:
         raise TraceError(
