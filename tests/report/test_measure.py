@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost import Count, count
+from hardconcrete.cost import Count, count, timing
+from hardconcrete.cost.timing import WARMUP
 from hardconcrete.errors import ArgumentError
-from hardconcrete.report import measure as measuring
-from hardconcrete.report.measure import WARMUP, Latency, Report, interleaved, measure
+from hardconcrete.report.measure import Latency, Report, measure
 
 
 class Clock:
@@ -51,7 +51,7 @@ class Slow(nn.Module):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     Slow.clock, Slow.calls = Clock(), []
-    monkeypatch.setattr(measuring, "perf_counter", Slow.clock)
+    monkeypatch.setattr(timing, "perf_counter", Slow.clock)
     return Slow.clock
 
 
@@ -92,32 +92,6 @@ def test_calls_are_warmed_up_and_then_alternate() -> None:
     measure(Slow(2), Slow(1), IMAGES, batches=[5], repeats=4)
     assert Slow.calls[: 2 * WARMUP] == [(2, 5), (1, 5)] * WARMUP
     assert [seconds for seconds, _ in Slow.calls[2 * WARMUP :]] == [2, 1, 1, 2, 2, 1, 1, 2]
-
-
-def test_median_and_quartiles(clock: Clock) -> None:
-    seconds = iter([100] * WARMUP + [5, 1, 2, 4, 3])
-
-    def call() -> None:
-        clock.now += next(seconds)
-
-    (times,) = interleaved([call], repeats=5)
-    assert times == [5000, 1000, 2000, 4000, 3000]
-    assert measuring._quartiles(times) == (3000, 2000, 4000)
-
-
-def test_the_clock_waits_for_the_device(clock: Clock) -> None:
-    """What was started before does not count, and what the call started does."""
-    pending = 0.0
-
-    def call() -> None:
-        nonlocal pending
-        pending += 3
-
-    def wait() -> None:
-        nonlocal pending
-        clock.now, pending = clock.now + pending, 0
-
-    assert interleaved([call], 2, wait) == [[3000, 3000]]
 
 
 @pytest.mark.usefixtures("clock")

@@ -2,13 +2,11 @@
 
 import copy
 import math
-import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.count import readable_bytes, tensors_in
+from hardconcrete.cost.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.gating.swap import is_swapped
@@ -24,11 +23,7 @@ from hardconcrete.gating.swap import is_swapped
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 """Ways to lay out images and the weights of convolutions in memory."""
 
-WARMUP = 5
-"""Calls of each model before the clock runs."""
-
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -218,45 +213,11 @@ def _latency(
 ) -> Latency:
     calls = [each.calls(inputs) for each in timed]
     with torch.inference_mode():
-        times = iter(interleaved([*chain(*calls)], repeats, partial(_wait, devices)))
+        times = iter(interleaved([*chain(*calls)], repeats, partial(wait_for, devices)))
     (before, before_layout), (after, after_layout) = (
-        min((_quartiles(next(times)), name) for name in each.copies) for each in timed
+        min((quartiles(next(times)), name) for name in each.copies) for each in timed
     )
     return Latency(batch, before[0], after[0], before[1:], after[1:], before_layout, after_layout)
-
-
-def interleaved(
-    calls: Sequence[Call], repeats: int, wait: Callable[[], object] = lambda: None
-) -> list[list[float]]:
-    """Milliseconds of the calls, made in turn, and in the opposite order every other round.
-
-    Example:
-        >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
-        [3, 3]
-    """
-    for call in chain.from_iterable([calls] * WARMUP):
-        call()
-    times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(repeats):
-        for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
-            wait()  # for what the device still has to do
-            start = perf_counter()
-            calls[index]()
-            wait()
-            times[index].append(1000 * (perf_counter() - start))
-    return times
-
-
-def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """The median first: the fastest layout is the one whose median is least."""
-    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
-    return median, first, third
-
-
-def _wait(devices: Iterable[torch.device]) -> None:
-    for device in devices:
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
 
 
 def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]) -> None:

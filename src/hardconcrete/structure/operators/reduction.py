@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from hardconcrete.structure.axes import Component, Value
+from hardconcrete.structure.operators.pointwise import pointwise
 from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Scope
 
@@ -30,8 +31,6 @@ def along(scope: Scope, call: Call) -> Value | list[Value]:
 def down(scope: Scope, call: Call) -> Value | list[Value]:
     """The dimensions are read and go, or stay with other sizes."""
     if len(call.values) > 1:  # the pointwise forms of max and min
-        from hardconcrete.structure.operators.pointwise import pointwise
-
         return pointwise(scope, call)
     value: Value = call.values[0]
     dims = _dims(call, value)

@@ -1,5 +1,10 @@
 """Pooling, resizing, padding: space is read, channels are carried."""
 
+from math import prod
+
+import torch
+from torch import Tensor
+
 from hardconcrete.structure.axes import Component, Value
 from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Scope
@@ -56,18 +61,11 @@ def padded(scope: Scope, call: Call) -> Value:
     return Value(call.shape, tuple(parts))
 
 
-def _extended(scope: Scope, labels, dim: int, before: int, after: int):  # type: ignore[no-untyped-def]
-    import torch
+def _extended(scope: Scope, labels: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """New labels on both sides."""
 
-    sizes = list(labels.shape)
-    pieces = []
-    for count, at_front in ((before, True), (after, False)):
-        new = [*sizes[:dim], count, *sizes[dim + 1 :]]
-        total = 1
-        for size in new:
-            total *= size
-        fresh = scope.labels.fresh(total).reshape(new)
-        pieces.append((fresh, at_front))
-    front = [piece for piece, at_front in pieces if at_front]
-    back = [piece for piece, at_front in pieces if not at_front]
-    return torch.cat([*front, labels, *back], dim)
+    def fresh(count: int) -> Tensor:
+        shape = [*labels.shape[:dim], count, *labels.shape[dim + 1 :]]
+        return scope.labels.fresh(prod(shape)).reshape(shape)
+
+    return torch.cat([fresh(before), labels, fresh(after)], dim)

@@ -1,0 +1,53 @@
+"""The clock: calls made in turn, so that what slows a machine down slows all of them."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from time import perf_counter
+
+import torch
+
+Call = Callable[[], object]
+
+WARMUP = 5
+"""Calls of each kind before the clock runs."""
+
+
+def interleaved(
+    calls: Sequence[Call], repeats: int, wait: Callable[[], object] = lambda: None
+) -> list[list[float]]:
+    """Milliseconds of the calls, made in turn, and in the opposite order every other round.
+
+    Example:
+        >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
+        [3, 3]
+    """
+    for call in chain.from_iterable([calls] * WARMUP):
+        call()
+    times: list[list[float]] = [[] for _ in calls]
+    for repeat in range(repeats):
+        for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
+            wait()  # for what the device still has to do
+            start = perf_counter()
+            calls[index]()
+            wait()
+            times[index].append(1000 * (perf_counter() - start))
+    return times
+
+
+def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Median, first and third quartile, the median first: the least is the fastest.
+
+    Example:
+        >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
+        (3.0, 2.0, 4.0)
+    """
+    first, median, third = statistics.quantiles(times, n=4, method="inclusive")
+    return median, first, third
+
+
+def wait_for(devices: Iterable[torch.device]) -> None:
+    """Let every device finish what it was told to do."""
+    for device in devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)

@@ -1,0 +1,52 @@
+import pytest
+
+from hardconcrete.cost import timing
+from hardconcrete.cost.timing import WARMUP, interleaved, quartiles
+
+
+class Clock:
+    """A clock that only moves when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "perf_counter", made)
+    return made
+
+
+def test_median_and_quartiles(clock: Clock) -> None:
+    seconds = iter([100] * WARMUP + [5, 1, 2, 4, 3])
+
+    def call() -> None:
+        clock.now += next(seconds)
+
+    (times,) = interleaved([call], repeats=5)
+    assert times == [5000, 1000, 2000, 4000, 3000]
+    assert quartiles(times) == (3000, 2000, 4000)
+
+
+def test_the_clock_waits_for_the_device(clock: Clock) -> None:
+    """What was started before does not count, and what the call started does."""
+    pending = 0.0
+
+    def call() -> None:
+        nonlocal pending
+        pending += 3
+
+    def wait() -> None:
+        nonlocal pending
+        clock.now, pending = clock.now + pending, 0
+
+    assert interleaved([call], 2, wait) == [[3000, 3000]]
+
+
+def test_every_other_round_goes_backwards() -> None:
+    seen: list[str] = []
+    interleaved([lambda: seen.append("a"), lambda: seen.append("b")], repeats=2)
+    assert seen[2 * WARMUP :] == ["a", "b", "b", "a"]
