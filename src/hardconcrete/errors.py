@@ -61,11 +61,13 @@ class CompactionError(HardConcreteError, RuntimeError):
 
     Example:
         >>> import torch, hardconcrete as hc
+        >>> from hardconcrete.compaction.plan import Cut
+        >>> plan = hc.CompactionPlan("Linear", {}, (Cut("weight", 0, 8, (1, 2)),))
         >>> try:
-        ...     hc.CompactionPlan.of(torch.nn.Linear(2, 2))
+        ...     plan.apply(torch.nn.Linear(2, 3))
         ... except hc.HardConcreteError as error:
         ...     print(str(error).partition(":")[0])
-        this Linear carries no plan
+        the plan is for another architecture
     """
 
 

@@ -293,3 +293,52 @@ def test_units_of_tied_weights_go_everywhere() -> None:
     assert [group.name for group in gated.groups] == ["words"]
     small = hc.compact(with_shut(gated, {"words": [0, 2]}))
     assert (small.mix.in_features, small.mix.out_features) == (4, 4)
+
+
+class Decoy(nn.Module):
+    """Two attributes of the same value, of which one is a size: zeros cannot tell them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels = self.temperature = 16
+        self.conv = nn.Conv2d(3, 16, 1, bias=False)
+        self.head = nn.Linear(16, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x).mean((2, 3)).view(-1, self.channels)
+        return self.head(x) * self.temperature
+
+
+def test_example_inputs_of_zeros_do_not_hide_a_difference() -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Decoy(), torch.zeros(2, 3, 4, 4))
+    with torch.no_grad():
+        gated.gates.log_alpha[:10] = -9.0
+    small = hc.compact(gated)
+    x = torch.randn(4, 3, 4, 4)
+    torch.testing.assert_close(small(x), gated.eval()(x))
+    assert (small.channels, small.temperature) == (6, 16)
+
+
+def test_a_model_for_one_batch_size_is_compared_at_that_one() -> None:
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    gated = hc.attach_gates(model, torch.randn(6))
+    with torch.no_grad():
+        gated.gates.log_alpha[:10] = -9.0
+    assert hc.compact(gated)[0].out_features == 10
+
+
+def test_a_plan_is_not_applied_to_a_gated_model() -> None:
+    gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), torch.randn(2, 4))
+    plan = hc.CompactionPlan.of(hc.compact(gated))
+    with pytest.raises(hc.HardConcreteError, match=r"this one has gates: hc.remove_gates"):
+        plan.apply(gated.model)
+
+
+def test_other_classes_of_the_same_shapes_are_another_architecture() -> None:
+    gated = hc.attach_gates(
+        nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(2, 4)
+    )
+    plan = hc.CompactionPlan.of(hc.compact(gated))
+    with pytest.raises(hc.HardConcreteError, match="modules here are of other classes"):
+        plan.apply(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))

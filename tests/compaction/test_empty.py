@@ -78,3 +78,13 @@ def test_what_is_not_empty_stays_what_it_is() -> None:
         kind = type(layer)
         emptied(layer)
         assert type(layer) is kind
+
+
+def test_an_empty_transposed_convolution_is_its_bias() -> None:
+    full = nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1)
+    full.weight.data.zero_()
+    empty = nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, output_padding=1)
+    empty.weight.data, empty.bias = torch.zeros(0, 4, 3, 3), full.bias
+    emptied(empty)
+    x = torch.randn(2, 3, 5, 6)
+    torch.testing.assert_close(empty(x[:, :0]), full(x))

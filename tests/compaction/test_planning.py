@@ -88,15 +88,6 @@ def test_the_mlp_selects_its_pixels(pixels: hc.GatedModel) -> None:
     assert gap(pixels, small, torch.randn(7, 4, 5)) < 1e-5
 
 
-def test_without_selection_shut_columns_stay_as_zeros(pixels: hc.GatedModel) -> None:
-    plan = make_plan(pixels, ungated(pixels), select=False)
-    assert plan.selections == {}
-    assert ("fc1.weight", 1) not in cuts(plan)
-    small = plan.apply(ungated(pixels))
-    assert (small.fc1.weight[:, [0, 1, 19]] == 0).all()
-    assert gap(pixels, small, torch.randn(7, 4, 5)) < 1e-5
-
-
 class Normed(nn.Module):
     """Tied layers with a layer norm between: no width can go, and no one alone can select."""
 

@@ -35,11 +35,11 @@ def compared(first: object, second: object, x: Tensor) -> float:
 def test_differences_are_in_units_of_what_is_tolerated(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, -4.0]], dtype=dtype)
     size = 4 * TOLERANCE[dtype]
+    scaled = [lambda x: 4 * x.double() / x.double().abs().max()]
     assert compared(lambda x: x, lambda x: x, x) == 0
-    assert compared(lambda x: x.double(), lambda x: x.double() + 0.5 * size, x) == pytest.approx(
-        0.5
-    )
-    assert compared(lambda x: x.double(), lambda x: x.double() + 3 * size, x) == pytest.approx(3)
+    for part in (0.5, 3.0):
+        gap = compared(scaled[0], lambda x, part=part: scaled[0](x) + part * size, x)
+        assert gap == pytest.approx(part)
 
 
 def test_the_coarsest_type_counts() -> None:

@@ -153,3 +153,28 @@ def test_settings_for_a_group_that_is_not_there() -> None:
         attached(droprate={"conv1": 0.1, "conv2": 0.1})
     with pytest.raises(SiteError, match="lam: 'conv2' has no entry"):
         hc.L0Penalty(attached(exclude="conv1"), {"fc1": 0.1})
+
+
+def test_a_span_of_units_is_named_by_its_name() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.m, self.o = nn.Linear(3, 8), nn.Linear(4, 4), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = self.c(x).chunk(2, 1)
+            return self.o(torch.cat([a, b + self.m(b)], 1))
+
+    found = hc.find_groups(Halves(), torch.randn(2, 3))
+    assert found.names == ("c[0:4]", "c[4:8]")
+    gated = hc.attach_gates(Halves(), torch.randn(2, 3), exclude="c[0:4]")
+    assert [group.name for group in gated.groups] == ["c[4:8]"]
+    with pytest.raises(hc.HardConcreteError, match=r"there is no group 'd'; there are c\[0:4\]"):
+        found["d"]
+
+
+def test_inputs_that_the_model_does_not_take_are_said_in_words() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with pytest.raises(hc.HardConcreteError, match="cannot be called with these example inputs"):
+        hc.attach_gates(model, torch.randn(2, 5), sites=["0:in"])
+    assert type(model[0]) is nn.Linear

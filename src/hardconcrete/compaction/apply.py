@@ -5,17 +5,23 @@ from typing import Any
 
 from torch import nn
 
-from hardconcrete.compaction.plan import KEY, CompactionPlan
-from hardconcrete.compaction.resize import named_tensors, resized
+from hardconcrete.compaction.plan import KEY, CompactionPlan, classes_of
+from hardconcrete.compaction.resize import resized
 from hardconcrete.compaction.rewrite import rewritten
 from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.gating.swap import is_swapped
 from hardconcrete.structure.trace import as_args
+from hardconcrete.structure.walk import named_tensors
 
 
 def applied(
     plan: CompactionPlan, model: nn.Module, example_inputs: Any = None, kwargs: Any = None
 ) -> nn.Module:
     """A small model that carries its plan."""
+    if any(is_swapped(module) for module in model.modules()):
+        raise ArgumentError(
+            "a plan applies to a dense model, and this one has gates: hc.remove_gates(gated) first"
+        )
     _refuse_another_architecture(plan, model)
     if plan.form == "graph":
         if example_inputs is None:
@@ -48,6 +54,10 @@ def _refuse_another_architecture(plan: CompactionPlan, model: nn.Module) -> None
                 f"the plan is for another architecture: its {scale.parameter} has "
                 f"{len(scale.values)} entries, and here {_found(shapes, scale.parameter)}"
             )
+    if plan.modules not in ("", classes_of(model)):
+        raise CompactionError(
+            "the plan is for another architecture: modules here are of other classes than its own"
+        )
     paths = dict(model.named_modules(remove_duplicate=False)).keys()
     for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
         if path not in paths:

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.gating import GatedModel
-from hardconcrete.structure.groups import Structure
+from hardconcrete.structure.groups import Place, Structure
 from hardconcrete.structure.walk import Walk, first_names
-
-Place = tuple[str, int]
 
 
 def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:

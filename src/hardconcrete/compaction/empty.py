@@ -13,7 +13,7 @@ def emptied(module: nn.Module) -> None:
     """Let a convolution or norm without channels compute what it means; torch refuses to."""
     weight = getattr(module, "weight", None)
     nothing = isinstance(weight, Tensor) and weight.numel() == 0
-    if nothing and isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd):
+    if nothing and isinstance(module, _ConvNd):
         become(module, "Empty", _empty_conv)
     elif isinstance(module, _NormBase) and module.num_features == 0:
         become(module, "Empty", _empty_norm)
@@ -22,13 +22,21 @@ def emptied(module: nn.Module) -> None:
 def _empty_conv(self: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
     """Its bias everywhere: a sum over no input maps is zero."""
     spatial = len(self.kernel_size)
-    padding = _padding(self)
-    sizes = [
-        (size + padding[k] - self.dilation[k] * (self.kernel_size[k] - 1) - 1) // self.stride[k] + 1
-        for k, size in enumerate(input.shape[-spatial:])
-    ]
+    size_of = _transposed_size if isinstance(self, _ConvTransposeNd) else _size
+    sizes = [size_of(self, k, size) for k, size in enumerate(input.shape[-spatial:])]
     output = input.new_zeros(*input.shape[: -spatial - 1], self.out_channels, *sizes)
     return output if self.bias is None else output + self.bias.view(-1, *[1] * spatial)
+
+
+def _size(module: Any, k: int, size: int) -> int:
+    window = module.dilation[k] * (module.kernel_size[k] - 1) + 1
+    return int((size + _padding(module)[k] - window) // module.stride[k] + 1)
+
+
+def _transposed_size(module: Any, k: int, size: int) -> int:
+    window = module.dilation[k] * (module.kernel_size[k] - 1) + 1
+    inside = (size - 1) * module.stride[k] + window
+    return int(inside - 2 * module.padding[k] + module.output_padding[k])
 
 
 def _padding(module: Any) -> list[int]:

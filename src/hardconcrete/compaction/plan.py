@@ -1,5 +1,6 @@
 """The plan of a compaction: which units stay and what is folded in. It holds no weights."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,12 @@ from hardconcrete.errors import ArgumentError
 
 KEY = "_hardconcrete_plan"
 """Where a compacted model keeps its plan: in its ``__dict__``, unseen by the module system."""
+
+
+def classes_of(model: nn.Module) -> str:
+    """A digest of where a model has modules of which class."""
+    lines = [f"{path} {type(module).__name__}" for path, module in model.named_modules()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class CompactionPlan:
         inputs: shapes and dtypes of the example inputs, for tracing again.
         given: for modules that the caller gives only the features they keep, which of the flattened
             features of the model's input these are.
+        modules: a digest of the classes of all modules of the dense model.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -78,6 +86,7 @@ class CompactionPlan:
     form: str = "module"
     inputs: Any = None
     given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    modules: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.model}, as {self.form}"]
@@ -111,7 +120,8 @@ class CompactionPlan:
             content["attributes"],
             content["form"],
             content["inputs"],
-            {name: tuple(kept) for name, kept in content["given"].items()},
+            {name: tuple(kept) for name, kept in content.get("given", {}).items()},
+            content.get("modules", ""),
         )
 
     @staticmethod

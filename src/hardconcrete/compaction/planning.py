@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from hardconcrete.compaction.death import Graveyard, masks
-from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale
+from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
 from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.groups import describe
@@ -25,9 +25,7 @@ def ungated(gated: GatedModel) -> nn.Module:
     return remove_gates(copy.deepcopy(gated))
 
 
-def make_plan(
-    gated: GatedModel, plain: nn.Module, *, min_units: int = 1, select: bool = True
-) -> CompactionPlan:
+def make_plan(gated: GatedModel, plain: nn.Module, *, min_units: int = 1) -> CompactionPlan:
     """What the readout of the gates leaves of a model."""
     args, kwargs = gated.example
     found = walk(trace(plain, args, kwargs), plain)
@@ -38,7 +36,7 @@ def make_plan(
     structure = describe(found, plain, 1)
     chance = masks(gated, plain, gated.gates.distribution().open_probability.detach().cpu())
     yard.revive(structure, min_units, chance)
-    selections, closed = _selections(yard, plain) if select else ({}, {})
+    selections, closed = _selections(yard, plain)
     groups = {}
     for group in structure:
         kept = tuple(k for k, root in enumerate(yard.units_of(group)) if root not in yard.dead)
@@ -51,6 +49,7 @@ def make_plan(
         selections=selections,
         attributes=_channels(yard, found, plain),
         inputs=_described([list(args), dict(kwargs)]),
+        modules=classes_of(plain),
     )
 
 

@@ -13,6 +13,7 @@ from hardconcrete.compaction.empty import emptied
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.select import selecting
 from hardconcrete.compaction.verify import evaluating
+from hardconcrete.structure.walk import named_tensors
 
 MOST_GUESSES = 12
 """With more attributes than these, only all of them at once are tried."""
@@ -33,14 +34,6 @@ def resized(plan: CompactionPlan, model: nn.Module) -> nn.Module:
     for path, kept in plan.selections.items():
         selecting(small.get_submodule(path), kept)
     return small
-
-
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers under all their names."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
 
 
 def fold(plan: CompactionPlan, model: nn.Module) -> None:

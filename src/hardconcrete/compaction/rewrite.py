@@ -11,13 +11,19 @@ from torch import Tensor, fx, nn
 from hardconcrete.compaction.death import Graveyard
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import left_along, stays
-from hardconcrete.compaction.resize import fold, named_tensors
+from hardconcrete.compaction.resize import fold
+from hardconcrete.compaction.verify import Inputs
 from hardconcrete.errors import CompactionError
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.trace import trace
-from hardconcrete.structure.walk import INLINED, Walk, first_names, operator_name, walk
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+from hardconcrete.structure.walk import (
+    INLINED,
+    Walk,
+    first_names,
+    named_tensors,
+    operator_name,
+    walk,
+)
 
 
 class _Specs:

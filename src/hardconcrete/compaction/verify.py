@@ -22,7 +22,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
     """Largest difference of two models' outputs, in units of what is tolerated."""
     worst, tolerance = 0.0, tolerated(reference, inputs)
-    for example in (inputs, another_batch(inputs)):
+    for example in (inputs, *_others(reference, inputs)):
         first = _outputs(reference, example)
         second = _outputs(small, example)
         if [(t.shape, t.dtype) for t in first] != [(t.shape, t.dtype) for t in second]:
@@ -30,6 +30,38 @@ def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
         for a, b in zip(first, second, strict=True):
             worst = max(worst, _apart(a, b) / max(tolerance, TOLERANCE.get(a.dtype, 0.0)))
     return worst
+
+
+def _others(reference: nn.Module, inputs: Inputs) -> list[Inputs]:
+    """More inputs, as far as the reference itself can take them.
+
+    Zeros tell little, and a model for one batch size has no other.
+    """
+    return [
+        example
+        for example in (another_batch(inputs), random_numbers(inputs))
+        if _gives_numbers(reference, example)
+    ]
+
+
+def _gives_numbers(model: nn.Module, inputs: Inputs) -> bool:
+    try:
+        outputs = _outputs(model, inputs)
+    except Exception:  # whatever its forward does with inputs it was not made for
+        return False
+    return all(bool(t.is_meta or t.isfinite().all()) for t in outputs)
+
+
+def random_numbers(inputs: Inputs) -> Inputs:
+    """Normal numbers in place of all floating-point ones."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            return leaf
+        return torch.randn(leaf.shape, generator=generator).to(leaf)
+
+    return tree_map(drawn, inputs)  # type: ignore[no-any-return]
 
 
 def tolerated(model: nn.Module, inputs: Inputs) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete
-from hardconcrete.errors import ArgumentError, SiteError
+from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
 from hardconcrete.gating.bank import Gate, GateBank
 from hardconcrete.gating.choice import Patterns, choose_groups
 from hardconcrete.gating.faces import with_faces
@@ -223,7 +223,7 @@ def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     gated.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            gated(*args, **kwargs)
+            _called(gated, args, kwargs)
         unread = _unread(gated, bank.seen)
     finally:
         bank.seen = None
@@ -235,6 +235,17 @@ def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             "attribute of its module, so a gate there would do nothing; gate a parameter that it "
             "reads (recurrent layers keep copies of theirs)"
         )
+
+
+def _called(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    try:
+        gated(*args, **kwargs)
+    except HardConcreteError:
+        raise
+    except Exception as error:
+        raise ArgumentError(
+            f"the model cannot be called with these example inputs: {error!r}"
+        ) from error
 
 
 def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[str, str]]:

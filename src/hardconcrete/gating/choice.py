@@ -32,16 +32,21 @@ class Patterns:
     def chosen(self, found: Structure) -> list[UnitGroup]:
         """The groups whose names fit."""
         for pattern in (*self.include, *self.exclude):
-            if not any(fnmatchcase(name, pattern) for name in found.names):
+            if not any(_fits(name, pattern) for name in found.names):
                 raise SiteError(
                     f"{pattern!r} fits no group; there are {', '.join(found.names) or 'none'}"
                 )
         return [
             group
             for group in found
-            if (not self.include or any(fnmatchcase(group.name, p) for p in self.include))
-            and not any(fnmatchcase(group.name, p) for p in self.exclude)
+            if (not self.include or any(_fits(group.name, p) for p in self.include))
+            and not any(_fits(group.name, p) for p in self.exclude)
         ]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """A name fits itself, brackets and all."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 @dataclass(frozen=True)

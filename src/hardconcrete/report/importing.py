@@ -27,12 +27,12 @@ def import_model(name: str) -> nn.Module:
         factory = importlib.import_module(path)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except (ImportError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # whatever importing runs may fail
+        raise ArgumentError(f"{name} cannot be imported: {error!r}") from error
     try:
         model = factory if isinstance(factory, nn.Module) else factory()  # type: ignore[operator]
-    except TypeError as error:
-        raise ArgumentError(f"{name} cannot be called without arguments: {error}") from error
+    except Exception as error:  # whatever the factory does may fail
+        raise ArgumentError(f"{name} cannot be called without arguments: {error!r}") from error
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{name} gives a {type(model).__name__}, not a torch.nn.Module")
     return model

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.labels import Reason
 from hardconcrete.structure.scope import Contraction
 from hardconcrete.structure.trace import as_args, trace
@@ -128,7 +129,10 @@ class Structure:
     def __getitem__(self, key: int | str) -> UnitGroup:
         if isinstance(key, int):
             return self.groups[key]
-        return next(group for group in self.groups if group.name == key)
+        for group in self.groups:
+            if group.name == key:
+                return group
+        raise ArgumentError(f"there is no group {key!r}; there are {', '.join(self.names)}")
 
     def __str__(self) -> str:
         units = sum(group.units for group in self.groups)
@@ -208,7 +212,7 @@ class _Builder:
             for dim in part.dims
         }
         self.shapes = {name: value.shape for name, value in found.tensors.items()}
-        self.trainable = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.read: dict[Place, set[int]] = defaultdict(set)
         self.made: dict[int, tuple[int, str, int]] = {}
         self.makers: dict[Place, tuple[str, Tensor]] = {}
@@ -280,7 +284,7 @@ class _Builder:
         """Entries of parameters that unit 0 owns along one axis or another."""
         left: dict[str, int] = {}
         for axis in axes:
-            if axis.tensor in self.trainable:
+            if axis.tensor in self.parameters:
                 size = self.shapes[axis.tensor][axis.dim]
                 entries = left.get(axis.tensor, prod(self.shapes[axis.tensor]))
                 left[axis.tensor] = entries // size * (size - int((axis.units == 0).sum()))

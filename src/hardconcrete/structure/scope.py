@@ -10,7 +10,7 @@ from torch import Tensor
 from hardconcrete.structure.axes import Component, Value
 from hardconcrete.structure.labels import Labels, Reason
 
-UNTIED = "all of these indices live or die together"
+TIED = "all of these indices live or die together"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Scope:
             parts.append(part)
         return self.settled(value.with_components(parts), text)
 
-    def settled(self, value: Value, text: str = UNTIED) -> Value:
+    def settled(self, value: Value, text: str = TIED) -> Value:
         """Drop dimensions along which labels are the same; what is left with none is fixed."""
         parts, why = [], value.why
         for part in value.components:

@@ -38,7 +38,7 @@ def walk(graph: fx.GraphModule, model: nn.Module, *, input_features: bool = Fals
     """Carry labels through the graph until no tensor has units that cannot be cut out of it."""
     found = Walk()
     names = first_names(model)
-    owners = _named_tensors(model)
+    owners = named_tensors(model)
 
     def read(target: str) -> Value:
         name = names.get(target, target)
@@ -58,10 +58,11 @@ def walk(graph: fx.GraphModule, model: nn.Module, *, input_features: bool = Fals
 def first_names(model: nn.Module) -> dict[str, str]:
     """For every name of a parameter or buffer the first name that the same tensor has."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(t), name) for name, t in _named_tensors(model).items()}
+    return {name: first.setdefault(id(t), name) for name, t in named_tensors(model).items()}
 
 
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),

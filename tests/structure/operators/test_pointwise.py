@@ -1,10 +1,13 @@
 """Index by index: units at the same place are one, and constants fix them."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import hardconcrete as hc
 from tests.structure.operators.contract import (
     IMAGE,
     ROW,
@@ -80,3 +83,31 @@ CASES = [
 @pytest.mark.parametrize(("build", "shape", "groups", "why"), CASES)
 def test_contract(build, shape, groups, why) -> None:
     assert_contract(build, shape, groups, why)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y, p: y + p,
+        lambda y, p: torch.maximum(y, p),
+        lambda y, p: y - y.mean(1, keepdim=True) * p,
+    ],
+)
+def test_what_is_added_along_units_keeps_shut_ones(change: Callable[..., Tensor]) -> None:
+    """A map that is shut at its output is no zero after something else was added to it."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(2, 6, 1), nn.Conv2d(6, 3, 1)
+            self.shift = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(change(self.conv(x), self.shift))
+
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Added(), torch.randn(2, 2, 4, 4), sites=["conv:out"])
+    with torch.no_grad():
+        gated.gates.log_alpha[:3] = -9.0
+    x = torch.randn(3, 2, 4, 4)
+    torch.testing.assert_close(hc.compact(gated)(x), gated.eval()(x))

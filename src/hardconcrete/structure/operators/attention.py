@@ -1,6 +1,7 @@
 """Attention and recurrence as whole operators: their units are fixed, with the reason."""
 
 from hardconcrete.structure.axes import Value
+from hardconcrete.structure.operators.contraction import note
 from hardconcrete.structure.operators.registry import rule
 from hardconcrete.structure.scope import Call, Scope
 
@@ -18,5 +19,7 @@ def recurrent(scope: Scope, call: Call) -> list[Value] | Value:
     """The inside of a recurrent layer."""
     for value in call.values:
         scope.fix(value, "a recurrent layer keeps its sizes")
+    weights = [value for value in call.values if value.weight and len(value.shape) > 1]
+    note(scope, "neuron", 0, [], [], [part for value in weights for part in value.along(0)])
     results = [Value(shape) for shape in call.shapes]
     return results if len(results) > 1 else results[0]

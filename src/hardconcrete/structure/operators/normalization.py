@@ -50,7 +50,7 @@ def _scaled(
     parts = scope.merged([value, *placed], value.shape)
     for part in parts:
         scope.labels.disturb(part.labels)
-    return Value(value.shape, tuple(Component(part.labels) for part in parts))
+    return Value(value.shape, tuple(Component(part.labels) for part in parts), why=value.why)
 
 
 @rule("_weight_norm", "_weight_norm_interface")

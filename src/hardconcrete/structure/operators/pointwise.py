@@ -40,15 +40,23 @@ def pointwise(scope: Scope, call: Call) -> Value:
     weight = all(value.weight for value in values)
     if weight:
         parts = [_traced_back(call, values, part) for part in parts]
-    elif name not in KEEPS_ZERO or _adds_a_number(call):
+    else:
         for part in parts:
-            scope.labels.disturb(part.labels)
-    return Value(call.shape, tuple(parts), weight)
+            if name not in KEEPS_ZERO or _adds_something_else(call, values, part):
+                scope.labels.disturb(part.labels)
+    why = next((value.why for value in values if value.why), "")
+    return Value(call.shape, tuple(parts), weight, why)
 
 
-def _adds_a_number(call: Call) -> bool:
+def _adds_something_else(call: Call, values: list[Value], part: Component) -> bool:
+    """Whether zeros meet a number, or a tensor that is no zero when the unit is."""
+    if call.operator not in ("add", "sub", "maximum", "minimum"):
+        return False
     other = call.get("other")
-    return call.operator in ("add", "sub") and not isinstance(other, Value) and other != 0
+    number = not isinstance(other, Value) and other != 0
+    return number or any(
+        not any(set(own.dims) & set(part.dims) for own in value.components) for value in values
+    )
 
 
 def _traced_back(call: Call, values: list[Value], part: Component) -> Component:
