@@ -11,32 +11,12 @@ import argparse
 import json
 import time
 from collections import Counter
-from datetime import date
 from pathlib import Path
 
 import torch
 
-import hardconcrete as hc
-from tests.exactness import assert_exact
-from tests.structure.random_networks import random_network
-
-TOLERANCE = 1e-9
-
-
-def verdict(seed: int) -> str:
-    """How one network ended: a form, no units, refused, or wrong."""
-    network, inputs, script = random_network(seed)
-    try:
-        small = assert_exact(network, lambda batch: (inputs(batch), {}), seed, TOLERANCE)
-        return hc.CompactionPlan.of(small).form
-    except hc.HardConcreteError as refusal:
-        if "no units that could be removed" in str(refusal):
-            return "no units"
-        print(f"seed {seed} refused: {refusal}\n{script}", flush=True)
-        return "refused"
-    except Exception as error:
-        print(f"seed {seed} wrong: {type(error).__name__}: {error}\n{script}", flush=True)
-        return "wrong"
+from hardconcrete.paper.records import environment
+from tests.structure.verdict import verdict
 
 
 def main() -> None:
@@ -49,12 +29,14 @@ def main() -> None:
     counts: Counter[str] = Counter()
     started = time.perf_counter()
     for done in range(arguments.number):
-        counts[verdict(arguments.first + done)] += 1
+        found = verdict(arguments.first + done)
+        counts[found.partition(":")[0]] += 1
+        if ":" in found:
+            print(found, flush=True)
         if (done + 1) % 100 == 0:
             print(f"{done + 1} of {arguments.number}: {dict(counts)}", flush=True)
     record = {
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
+        "environment": environment(torch.device("cpu")),
         "first_seed": arguments.first,
         "networks": arguments.number,
         "seconds": round(time.perf_counter() - started),

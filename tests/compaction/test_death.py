@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.death import Graveyard, along, masks
+from hardconcrete.gating.groups import GateAxis
 from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import walk
@@ -186,10 +187,13 @@ def test_each_group_keeps_its_least_and_no_more_than_it_has() -> None:
 
 def test_gates_spread_over_a_parameter() -> None:
     own, weight = torch.tensor([2.0, 3.0]), torch.zeros(2, 4)
-    assert along(own, 0, None, weight)[:, 0].tolist() == [2, 3]
+    assert along(GateAxis("w", 0), own, weight)[:, 0].tolist() == [2, 3]
     units = torch.tensor([1, -1, 0, 1])
-    assert along(own, 1, units, weight)[0].tolist() == [3, 1, 2, 3]
-    assert along(torch.arange(8.0), None, None, weight).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert along(GateAxis("w", 1, units), own, weight)[0].tolist() == [3, 1, 2, 3]
+    assert along(GateAxis("w", None), torch.arange(8.0), weight).tolist() == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
 
 
 def test_masks_multiply_where_gates_are_nested() -> None:

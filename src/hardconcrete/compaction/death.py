@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.gating import GatedModel
+from hardconcrete.gating.groups import GateAxis
 from hardconcrete.structure.groups import Place, Structure
 from hardconcrete.structure.walk import Walk, first_names
 
@@ -23,19 +24,17 @@ def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tenso
             name = names[axis.parameter]
             if (name, axis.dim, group.index) not in done:
                 done.add((name, axis.dim, group.index))
-                z = along(own, axis.dim, axis.units, parameters[name])
+                z = along(axis, own, parameters[name])
                 found[name] = found.get(name, torch.ones_like(z)) * z
     return found
 
 
-def along(own: Tensor, dim: int | None, units: Tensor | None, parameter: Tensor) -> Tensor:
+def along(axis: GateAxis, own: Tensor, parameter: Tensor) -> Tensor:
     """Gates of a group, spread over a parameter; 1 where there is none."""
-    if dim is None:
+    if axis.dim is None:
         return own.reshape(parameter.shape)
-    if units is not None:
-        own = torch.cat([own, own.new_ones(1)])[units.to(own.device)]
-    shape = [-1 if d == dim else 1 for d in range(parameter.dim())]
-    return own.reshape(shape).expand(parameter.shape)
+    shape = [-1 if d == axis.dim else 1 for d in range(parameter.dim())]
+    return axis.gates(own).reshape(shape).expand(parameter.shape)
 
 
 @dataclass
@@ -52,22 +51,14 @@ class Graveyard:
 
     def __post_init__(self) -> None:
         labels = self.walk.scope.labels
-        self.roots: dict[Place, Tensor] = {
-            (name, dim): labels.find(part.labels.reshape(-1))
-            for name, value in self.walk.tensors.items()
-            for part in value.components
-            for dim in part.dims
-        }
+        self.roots = self.walk.roots()
         self.read: dict[Place, set[int]] = {}
-        for contraction in self.walk.scope.contractions:
-            for place, found in contraction.reads:
-                roots = set(labels.find(found).flatten().tolist())
-                self.read.setdefault(place, set()).update(roots)
         self.made: dict[Place, set[int]] = {}
         for contraction in self.walk.scope.contractions:
-            for place, found in contraction.makes:
-                roots = set(labels.find(found).flatten().tolist())
-                self.made.setdefault(place, set()).update(roots)
+            for known, places in ((self.read, contraction.reads), (self.made, contraction.makes)):
+                for place, found in places:
+                    roots = set(labels.find(found).flatten().tolist())
+                    known.setdefault(place, set()).update(roots)
         everyone = set().union(*self.read.values())
         self.removable = everyone - labels.why_fixed().keys()
         self.disturbed = labels.disturbed()

@@ -84,9 +84,7 @@ def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, 
         own = gates[group.slice]
         for axis in group.axes:
             name = names[axis.parameter]
-            values = own
-            if axis.units is not None:
-                values = torch.cat([own, own.new_ones(1)])[axis.units]
+            values = axis.gates(own)
             if not (values == 1).all():
                 key = name, axis.dim, group.index
                 found[key] = Scale(name, axis.dim, tuple(values.tolist()))

@@ -26,6 +26,12 @@ class GateAxis:
     dim: int | None
     units: Tensor | None = None
 
+    def gates(self, own: Tensor) -> Tensor:
+        """The gate of each index, from those of the group; 1 where an index has none."""
+        if self.units is None:
+            return own
+        return torch.cat([own, own.new_ones(1)])[self.units.to(own.device)]
+
     def squared_norms(self, parameter: Tensor, count: int) -> Tensor:
         """Sums of squares by unit."""
         squares = parameter.float().square()

@@ -205,12 +205,7 @@ class _Builder:
         self.labels = found.scope.labels
         self.contractions = found.scope.contractions
         self.why = self.labels.why_fixed()
-        self.roots = {
-            (name, dim): self.labels.find(part.labels.reshape(-1))
-            for name, value in found.tensors.items()
-            for part in value.components
-            for dim in part.dims
-        }
+        self.roots = found.roots()
         self.shapes = {name: value.shape for name, value in found.tensors.items()}
         self.parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self.read: dict[Place, set[int]] = defaultdict(set)

@@ -33,6 +33,15 @@ class Walk:
     values: dict[fx.Node, Any] = field(default_factory=dict)
     tensors: dict[str, Value] = field(default_factory=dict)
 
+    def roots(self) -> dict[tuple[str, int], Tensor]:
+        """What each index along each dimension of a parameter or buffer is one with."""
+        return {
+            (name, dim): self.scope.labels.find(part.labels.reshape(-1))
+            for name, value in self.tensors.items()
+            for part in value.components
+            for dim in part.dims
+        }
+
 
 def walk(graph: fx.GraphModule, model: nn.Module, *, input_features: bool = False) -> Walk:
     """Carry labels through the graph until no tensor has units that cannot be cut out of it."""
