@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from hardconcrete.paper import models
-from hardconcrete.paper.mnist import Experiment, run
+from hardconcrete.paper.experiment import Experiment
+from hardconcrete.paper.mnist import run
 from hardconcrete.paper.records import environment
 
 MODES = (("fan_in", "fan_in"), ("fan_out", "fan_in"), ("fan_out", "fan_out"))

@@ -9,8 +9,9 @@ import hardconcrete
 from hardconcrete.cli import app
 from hardconcrete.paper.datasets import load_digits
 from hardconcrete.paper.demo import SETTINGS
-from hardconcrete.paper.engine import Recipe
-from hardconcrete.paper.mnist import Experiment, Result
+from hardconcrete.paper.examination import Result
+from hardconcrete.paper.experiment import Experiment
+from hardconcrete.paper.learner import Recipe
 
 run = CliRunner().invoke
 

@@ -1,5 +1,7 @@
 """The networks of the paper, as plain modules: nothing in them knows of gates."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 
@@ -57,3 +59,19 @@ def initialise(model: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def with_dropout(model: nn.Module, rates: Mapping[str, float]) -> nn.Module:
+    """Dropout before or after layers, by their inputs or outputs: ``{"fc1:in": 0.5}``.
+
+    Example:
+        >>> with_dropout(MLP(4, (3, 2)), {"fc2:in": 0.5}).fc2[0]
+        Dropout(p=0.5, inplace=False)
+    """
+    for site, rate in rates.items():
+        name, _, side = site.partition(":")
+        layer = getattr(model, name)
+        kind = nn.Dropout2d if isinstance(layer, nn.Conv2d) else nn.Dropout
+        parts = (kind(rate), layer) if side == "in" else (layer, kind(rate))
+        setattr(model, name, nn.Sequential(*parts))
+    return model
