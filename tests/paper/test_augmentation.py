@@ -118,3 +118,9 @@ def test_captured_in_a_graph() -> None:
     for eager in expected:
         graph.replay()
         assert replayed.equal(eager)
+
+
+def test_no_value_is_read_back_from_the_device() -> None:
+    """Meta tensors have no values: whoever asks for one fails."""
+    prepare = Preparation(CIFAR_STATISTICS[10]).to("meta")
+    assert prepare(numbered(4).to("meta")).shape == (4, 3, 5, 6)
