@@ -52,7 +52,11 @@ class Python2Pickler(pickle._Pickler):
         self.write(b"T" + struct.pack("<i", len(raw)) + raw)
         self.memoize(value)
 
+    def save_truth(self, value: bool) -> None:
+        self.write(b"K" + bytes([value]))  # as numpy did then
+
     dispatch[bytes] = dispatch[str] = save_string
+    dispatch[bool] = save_truth
 
     def save_global(self, value: object, name: str | None = None) -> None:
         old = {"_reconstruct": "numpy.core.multiarray", "ndarray": "numpy", "dtype": "numpy"}
@@ -73,7 +77,8 @@ def python2(content: object) -> bytes:
 def pickled(classes: int, name: str) -> bytes:
     pixels, labels = batch(name)
     key = b"labels" if classes == 10 else b"fine_labels"
-    return python2({b"data": pixels, key: labels.tolist(), b"filenames": [b"a.png"] * EACH})
+    by_column = np.asfortranarray(pixels)  # the order in memory is the pickle's own affair
+    return python2({b"data": by_column, key: labels.tolist(), b"filenames": [b"a.png"] * EACH})
 
 
 def picture(name: str) -> bytes:
