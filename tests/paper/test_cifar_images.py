@@ -281,6 +281,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("HARDCONCRETE_DATA does not name a directory with CIFAR")
     unpack = Path(REAL) / "unpack.py"
     if not unpack.exists():
+        if not any(Path(REAL).glob("**/test_batch*")):
+            pytest.skip("there is no CIFAR in the directory that HARDCONCRETE_DATA names")
         return Path(REAL)
     pytest.importorskip("PIL", reason="unpacking tiles needs Pillow")
     folder = tmp_path_factory.mktemp("cifar")
