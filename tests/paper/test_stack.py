@@ -40,7 +40,9 @@ def networks(experiment: Experiment, seeds: range = range(3)) -> list[Learner]:
     ],
     ids=lambda experiment: experiment.name,
 )
-def test_stacked_networks_learn_what_each_would_alone(experiment: Experiment, noise: Images) -> None:
+def test_stacked_networks_learn_what_each_would_alone(
+    experiment: Experiment, noise: Images
+) -> None:
     alone, together = networks(experiment), networks(experiment)
     engine = Engine(alone, noise)
     list(engine)

@@ -1,8 +1,10 @@
-"""The networks of the paper, as plain modules: nothing in them knows of gates."""
+"""The networks of table 1."""
 
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+
+from hardconcrete.paper.models.initialisation import initialise
 
 
 class MLP(nn.Module):
@@ -50,15 +52,6 @@ class LeNet5(nn.Module):
         x = self.pool(self.conv1(x).relu())
         x = self.pool(self.conv2(x).relu())
         return self.fc2(self.fc1(x.flatten(1)).relu())  # type: ignore[no-any-return]
-
-
-def initialise(model: nn.Module) -> None:
-    """He-normal weights, by the number of inputs, and zero biases, as in the paper's code."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 def with_dropout(model: nn.Module, rates: Mapping[str, float]) -> nn.Module:
