@@ -60,7 +60,22 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, dict]]:
     def fake(experiment: Experiment, **where: object) -> list[Result]:
         asked.append((experiment, where))
         return [
-            Result(seed, (219, 214, 100), 1.4, 1.4e5, 1.5e5, 5.3e5, 40.0, 69_600, 139_000)
+            Result(
+                seed=seed,
+                units=(219, 214, 100),
+                error=1.4,
+                disagreements=0,
+                expected_flops=1.4e5,
+                uncoupled_flops=1.6e5,
+                delivered_flops=1.5e5,
+                dense_flops=5.3e5,
+                seconds=40.0,
+                small_parameters=69_600,
+                small_flops=139_000,
+                small_latency=0.2,
+                dense_latency=0.5,
+                tuned_error=1.3,
+            )
             for seed in experiment.seeds
         ]
 

@@ -252,3 +252,81 @@ def add_row(network: str, help_text: str) -> None:
 
 add_row("mlp", "Table 1, MLP 784-300-100: --lam 0.1, or separately --lam 0.1 0.5 5.")
 add_row("lenet5", "Table 1, LeNet-5 20-50-800-500: --lam 0.1, or separately --lam 10 0.5 0.1 10.")
+
+
+Results = Annotated[Path, typer.Option(help="Folder for the table and its picture.")]
+Sweeps = Annotated[Path, typer.Option(help="Folder for the runs; a second call continues there.")]
+Count = Annotated[int, typer.Option(min=1, help="Seeds of every row, from 0 on.")]
+
+
+@contextmanager
+def a_second_call_continues() -> Iterator[None]:
+    """Refusals in words; an interrupt says how to go on."""
+    with refusals_in_words():
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo("stopped; the same command continues from the last checkpoint")
+            raise typer.Exit(130) from None
+
+
+@reproduce.command("table1")
+def reproduce_table1(
+    seeds: Count = 5,
+    faithful: Annotated[
+        bool,
+        typer.Option(
+            "--faithful",
+            help="The L0 rows as the authors' code trains them: each difference, then all.",
+        ),
+    ] = False,
+    epochs: Epochs = 200,
+    device: Device = "auto",
+    out: Results = Path("results"),
+    runs: Sweeps = Path("runs"),
+    data: Data = None,
+    validate: Validate = False,
+) -> None:
+    """Train every row of table 1, dense and dropout networks too; write CSV, Markdown and a plot.
+
+    Ten minutes on an H200, most of a day on two CPU cores. Interrupted, the same command continues.
+    """
+    with a_second_call_continues():
+        from hardconcrete.paper.table1 import experiments, markdown, table1
+
+        chosen = experiments(seeds, epochs, faithful=faithful, validate=validate)
+        name = "-".join(["table1", *["faithful"] * faithful, *["validate"] * validate])
+        where = {"runs": runs, "data": data, "device": device, "say": typer.echo}
+        rows, files = table1(chosen, out=out, name=name, **where)
+        typer.echo(markdown(rows))
+        for file in files:
+            typer.echo(f"wrote {file}")
+
+
+@reproduce.command("figure3")
+def reproduce_figure3(
+    seeds: Count = 5,
+    epochs: Epochs = 200,
+    device: Device = "auto",
+    out: Out = Path("report"),
+    runs: Sweeps = Path("runs"),
+    data: Data = None,
+) -> None:
+    """Draw expected and delivered FLOPs over training; trains the L0 rows of table 1 if needed."""
+    with a_second_call_continues():
+        from hardconcrete.paper.figure3 import figure3
+        from hardconcrete.paper.table1 import experiments, train
+
+        chosen = [each for each in experiments(seeds, epochs) if each.method == "l0"]
+        rows = train(chosen, runs=runs, data=data, device=device, say=typer.echo)
+        show(figure3(rows, runs, out), "Figure 3: MFLOPs per image")
+
+
+@reproduce.command("gallery")
+def reproduce_gallery(out: Out = Path("docs"), runs: Sweeps = Path("runs")) -> None:
+    """Draw pixels, gates and filters over training, from the runs of table1, as a page."""
+    with refusals_in_words():
+        from hardconcrete.paper.gallery import gallery
+
+        for file in gallery(runs, out):
+            typer.echo(f"wrote {file}")

@@ -4,8 +4,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 
-from hardconcrete.paper import download
+from hardconcrete.paper import download, examination, mnist, table1
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.learner import Recipe
 from tests.paper.published import Mirror, handler
 
 
@@ -31,3 +34,23 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
     monkeypatch.setattr(download, "PAUSE", 0.0)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A few made-up images stand in for MNIST; the splits that were opened, in order."""
+    splits: list[str] = []
+
+    def load(split: str, data: Path | None = None) -> Images:  # noqa: ARG001
+        splits.append(split)
+        count = 600 if split == "train" else 40
+        generator = torch.Generator().manual_seed(len(split))
+        images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        return Images(images, torch.arange(count) % 10, "noise")
+
+    for module in (mnist, table1):
+        monkeypatch.setattr(module, "load_mnist", load)
+    monkeypatch.setattr(mnist, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(examination, "TUNING", Recipe(epochs=1))
+    monkeypatch.setattr(examination, "LATENCY_REPEATS", 3)
+    return splits

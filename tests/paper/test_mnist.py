@@ -8,26 +8,8 @@ import torch
 
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import mnist
-from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.experiment import NETWORKS, Experiment, gated_network
 from hardconcrete.paper.mnist import choose_device, run
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands in for MNIST; the splits that were opened, in order."""
-    splits: list[str] = []
-
-    def load(split: str, data: Path | None = None) -> Images:  # noqa: ARG001
-        splits.append(split)
-        count = 600 if split == "train" else 40
-        generator = torch.Generator().manual_seed(len(split))
-        images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
-        return Images(images, torch.arange(count) % 10, "noise")
-
-    monkeypatch.setattr(mnist, "load_mnist", load)
-    monkeypatch.setattr(mnist, "CHECKPOINT_SECONDS", -1.0)
-    return splits
 
 
 def test_a_row_is_trained_tested_once_and_written(opened: list[str], tmp_path: Path) -> None:

@@ -155,7 +155,10 @@ class RunFolder:
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
         """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
         temporary = self.checkpoint.with_suffix(".tmp")
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        copies = {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
         save_file(copies, temporary, {"epoch": str(epoch), "seconds": repr(seconds)})
         temporary.replace(self.checkpoint)
 

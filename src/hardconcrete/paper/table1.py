@@ -1,0 +1,330 @@
+"""Table 1: every row trained, compacted, tested once, and set beside the paper's."""
+
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.datasets import Images, load_mnist
+from hardconcrete.paper.display import Sweep
+from hardconcrete.paper.examination import READOUTS, Result
+from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, learner
+from hardconcrete.paper.mnist import choose_device, run
+from hardconcrete.paper.records import RunFolder
+from hardconcrete.paper.stack import Stack
+from hardconcrete.report.plots import BLUE, GREEN, ORANGE, PURPLE, VERMILION, check_plotting, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Say = Callable[[str], None]
+
+TITLES = {"mlp": "MLP 784-300-100", "lenet5": "LeNet-5-Caffe 20-50-800-500"}
+
+PUBLISHED = {
+    "mlp": {
+        "Sparse VD": ("512-114-72", 1.8, 67_500),
+        "BC-GNJ": ("278-98-13", 1.8, 28_800),
+        "BC-GHS": ("311-86-14", 1.8, 28_200),
+        "L0, lambda = 0.1/N": ("219-214-100", 1.4, 69_600),
+        "L0, lambda sep.": ("266-88-33", 1.8, 26_800),
+    },
+    "lenet5": {
+        "Sparse VD": ("14-19-242-131", 1.0, 40_200),
+        "GL": ("3-12-192-500", 1.0, 102_500),
+        "GD": ("7-13-208-16", 1.1, 6_000),
+        "SBP": ("3-18-284-283", 0.9, 84_900),
+        "BC-GNJ": ("8-13-88-13", 1.0, 4_100),
+        "BC-GHS": ("5-10-76-16", 1.0, 2_800),
+        "L0, lambda = 0.1/N": ("20-25-45-462", 0.9, 38_900),
+        "L0, lambda sep.": ("9-18-65-25", 1.0, 6_200),
+    },
+}
+"""The paper's table: units left, error in percent; parameters follow from the units."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: what was trained, what came out, and the record of it."""
+
+    experiment: Experiment
+    results: list[Result]
+    record: dict[str, Any]
+
+
+def experiments(
+    seeds: int = 5, epochs: int = 200, *, faithful: bool = False, validate: bool = False
+) -> list[Experiment]:
+    """What the table needs; ``faithful``: the L0 rows as the authors' code would train them.
+
+    Example:
+        >>> [each.name for each in experiments(epochs=1)][:4]
+        ['mlp-dense', 'mlp-dropout', 'mlp-0.1', 'mlp-0.1-0.5-5']
+        >>> [each.name for each in experiments(faithful=True)][-2:]
+        ['lenet5-10-0.5-0.1-10-bias', 'lenet5-10-0.5-0.1-10-clamp-average-bias']
+    """
+    if seeds < 1:
+        raise ArgumentError(f"--seeds {seeds} must be at least 1")
+    common: dict[str, Any] = {"seeds": tuple(range(seeds)), "epochs": epochs, "validate": validate}
+    found = []
+    for name, network in NETWORKS.items():
+        if not faithful:
+            for method in ("dense", "dropout"):
+                found.append(Experiment(name, (), method=method, **common))
+        for lam in network.rows:
+            for quirks in _quirks(name) if faithful else [()]:
+                found.append(Experiment(name, lam, quirks=quirks, **common))
+    return found
+
+
+def _quirks(network: str) -> list[tuple[str, ...]]:
+    """Each difference that acts on a network by itself, then all of them."""
+    has_bias = network == "lenet5"
+    own = tuple(quirk for quirk in QUIRKS if quirk != "bias" or has_bias)
+    return [("clamp",), *[("bias",)] * has_bias, own]
+
+
+def table1(
+    chosen: Sequence[Experiment], *, out: Path, name: str = "table1", **where: Any
+) -> tuple[list[Row], tuple[Path, ...]]:
+    """Train what is not trained yet, and write the table as CSV, Markdown and picture.
+
+    Example:
+        ``table1(experiments(), runs=Path("runs"), out=Path("results"))`` is what
+        ``hardconcrete reproduce table1`` runs. It can be stopped and called again.
+    """
+    check_plotting(out)
+    rows = train(chosen, **where)
+    return rows, write(rows, out, name)
+
+
+def train(
+    chosen: Sequence[Experiment],
+    *,
+    runs: Path,
+    data: Path | None = None,
+    device: str = "auto",
+    say: Say = print,
+) -> list[Row]:
+    """Train what is not trained yet, one experiment after the other."""
+    waiting = [each for each in chosen if "results" not in _record(runs, each)]
+    if waiting and choose_device(device).type == "cpu":
+        training = load_mnist("train", data)
+        hours = sum(seconds_on_cpu(each, training) for each in waiting) / 3600
+        say(f"{len(waiting)} runs on this CPU will take about {hours:.1f} hours; a GPU, minutes")
+    rows = []
+    for number, experiment in enumerate(chosen, 1):
+        sweep = Sweep(f"{TITLES[experiment.network]}, {experiment.title}", number, len(chosen))
+        results = run(experiment, out=runs, data=data, device=device, resume=True, sweep=sweep)
+        rows.append(Row(experiment, results, _record(runs, experiment)))
+    return rows
+
+
+def write(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, ...]:
+    """The files of the table."""
+    with (out / f"{name}.csv").open("w", newline="") as file:
+        lines = [line for row in rows for line in _lines(row)]
+        writer = csv.DictWriter(file, [*lines[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    (out / f"{name}.md").write_text(markdown(rows))
+    return out / f"{name}.csv", out / f"{name}.md", *draw(rows, out, name)
+
+
+def seconds_on_cpu(experiment: Experiment, training: Images, steps: int = 5) -> float:
+    """How long an experiment would train here, from a few steps of one seed."""
+    one = learner(experiment, 0, len(training), torch.device("cpu"))
+    few = training.images[:1000].float() / 255, training.labels[:1000]
+    stack = Stack([one], *few, compiled=False)
+    stack.begin_epoch(0)
+    stack.step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        stack.step()
+    per_step = (time.perf_counter() - start) / steps
+    all_steps = experiment.epochs * (len(training) // one.recipe.batch_size)
+    return per_step * all_steps * len(experiment.seeds)
+
+
+def _record(runs: Path, experiment: Experiment) -> dict[str, Any]:
+    folder = RunFolder(runs / experiment.name)
+    return folder.read() if folder.record.exists() else {}
+
+
+def _lines(row: Row) -> Iterable[dict[str, Any]]:
+    about = row.record["environment"]
+    for result in row.results:
+        yield {
+            "network": row.experiment.network,
+            "method": row.experiment.method,
+            "lambdas": " ".join(f"{lam:g}/N" for lam in row.experiment.lam),
+            "quirks": " ".join(row.experiment.quirks),
+            "seed": result.seed,
+            "units_left": "-".join(map(str, result.units)),
+            "error": result.error,
+            "disagreements": result.disagreements,
+            "params": result.small_parameters,
+            "macs": result.small_flops // 2,
+            "expected_macs": round(result.expected_flops / 2),
+            "cpu_ms": result.small_latency,
+            "dense_cpu_ms": result.dense_latency,
+            "tuned_error": result.tuned_error,
+            "seconds_of_all_seeds": result.seconds,
+            "epochs": row.experiment.epochs,
+            "tested_on": row.record["tested_on"],
+            **{key: about[key] for key in ("device", "torch", "python", "hardconcrete")},
+            "commit": about["commit"],
+            "date": about["date"],
+        }
+
+
+def spread(values: Sequence[float], form: str = "{:g}") -> str:
+    """Median, with the smallest and the largest.
+
+    Example:
+        >>> spread([1.0, 1.25, 0.75], "{:.2f}%")
+        '1.00% (0.75% to 1.25%)'
+        >>> spread([3, 3])
+        '3'
+    """
+    middle, low, high = (form.format(f(values)) for f in (statistics.median, min, max))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table, the readouts and what tuning brings, as a page."""
+    about, experiment = rows[0].record["environment"], rows[0].experiment
+    seeds = len(experiment.seeds)
+    parts = [
+        "# Table 1\n",
+        f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
+        f"tested on: {rows[0].record['tested_on']}. Median, and from the smallest to the largest. "
+        "Error, parameters, multiply-adds and latency are those of the compacted network; units "
+        "are gates that are left, as the paper counts. "
+        f"{about['device']}, torch {about['torch']}, commit {about['commit']}.\n",
+    ]
+    for network, title in TITLES.items():
+        own = [row for row in rows if row.experiment.network == network]
+        if not own:
+            continue
+        parts += [f"## {title}\n", *_main(own), "", *_published(network, own), ""]
+        gated = [row for row in own if row.results[0].readouts]
+        parts += ["### How a gate is read at test time\n", *_readouts(gated), ""]
+        parts += ["### Five more epochs after compaction\n", *_tuning(own), ""]
+    parts.append(
+        "`recalibrate` re-estimates batch norms; these networks have none, so it changes nothing."
+    )
+    return "\n".join(parts) + "\n"
+
+
+def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---"] * len(header)
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *lines)]
+
+
+def _units(results: Sequence[Result]) -> str:
+    """The median of every group, and each seed's."""
+    groups = zip(*(result.units for result in results), strict=True)
+    middle = "-".join(f"{statistics.median(group):g}" for group in groups)
+    each = ", ".join(dict.fromkeys("-".join(map(str, r.units)) for r in results))
+    return middle if each == middle else f"{middle} ({each})"
+
+
+def _main(rows: Sequence[Row]) -> list[str]:
+    header = "method|units left|error|parameters|MACs|CPU ms, 64 images|disagreements|training, s"
+    lines = []
+    for row in rows:
+        found = row.results
+        faster = statistics.median(r.dense_latency / r.small_latency for r in found)
+        lines.append(
+            [
+                row.experiment.title,
+                _units(found),
+                spread([r.error for r in found], "{:.2f}%"),
+                spread([r.small_parameters / 1000 for r in found], "{:.1f}k"),
+                spread([r.small_flops / 2000 for r in found], "{:.0f}k"),
+                f"{statistics.median(r.small_latency for r in found):.2f} ({faster:.1f}x)",
+                str(sum(r.disagreements for r in found)),
+                f"{found[0].seconds:.0f}",
+            ]
+        )
+    return _table(header.split("|"), lines)
+
+
+def _published(network: str, rows: Sequence[Row]) -> list[str]:
+    """The paper's table; the L0 rows first."""
+    wanted = [row.experiment for row in rows if row.experiment.method == "l0"]
+    if not any(not each.quirks for each in wanted):
+        return []
+    header = ("published", "units left", "error", "parameters")
+    lines = [
+        [method, units, f"{error:.1f}%", f"{parameters / 1000:.1f}k"]
+        for method, (units, error, parameters) in reversed(PUBLISHED[network].items())
+    ]
+    return _table(header, lines)
+
+
+def _readouts(rows: Sequence[Row]) -> list[str]:
+    header = ("method", *(f"{rule}: error, units" for rule in READOUTS))
+    lines = []
+    for row in rows:
+        cells = [row.experiment.title]
+        for rule in READOUTS:
+            found = [result.readouts[rule] for result in row.results]
+            units = zip(*(each["units"] for each in found), strict=True)
+            middle = "-".join(f"{statistics.median(group):g}" for group in units)
+            cells.append(f"{statistics.median(each['error'] for each in found):.2f}%, {middle}")
+        lines.append(cells)
+    return _table(header, lines)
+
+
+def _tuning(rows: Sequence[Row]) -> list[str]:
+    lines = [
+        [
+            row.experiment.title,
+            spread([result.error for result in row.results], "{:.2f}%"),
+            spread([result.tuned_error for result in row.results], "{:.2f}%"),
+        ]
+        for row in rows
+    ]
+    return _table(("method", "error", "after five epochs without gates"), lines)
+
+
+def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Path]:
+    """Error against size, every seed, beside the published points; and error over epochs."""
+    colours = (PURPLE, GREEN, BLUE, VERMILION, ORANGE, "black")
+
+    def on(figure: "Figure") -> None:
+        panels = figure.subplots(2, len(TITLES), squeeze=False)
+        for (network, title), size, curve in zip(TITLES.items(), *panels, strict=True):
+            own = [row for row in rows if row.experiment.network == network]
+            for row, colour in zip(own, colours * len(own), strict=False):
+                found = row.results
+                points = [r.small_parameters for r in found], [r.error for r in found]
+                size.plot(*points, "o", color=colour, label=row.experiment.title, alpha=0.7)
+                for result in found:
+                    epochs = [int(epoch) for epoch in result.curve]
+                    curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
+            for method, (_, error, parameters) in PUBLISHED[network].items():
+                size.plot(parameters, error, "x", color="black")
+                size.annotate(
+                    method.replace("lambda", "λ"),
+                    (parameters, error),
+                    (0, 4),
+                    textcoords="offset points",
+                    fontsize=6,
+                    ha="center",
+                )
+            size.set(xscale="log", xlabel="parameters of the compacted network", title=title)
+            size.set_ylabel("test error (%)")
+            size.legend(fontsize=7)
+            curve.set(xscale="log", yscale="log", xlabel="epoch")
+            curve.set_ylabel("test error of the averaged network (%)")
+
+    return save(on, out, name, (11, 8))
