@@ -106,7 +106,9 @@ def _trajectories(snapshots: Snapshots, out: Path) -> tuple[Path, Path]:
         panels = figure.subplots(1, len(over_time[0]), sharey=True)
         for axes, name, colour in zip(panels, over_time[0], COLOURS, strict=False):
             lines = torch.stack([gates[name].open_probability for gates in over_time])
-            axes.plot(epochs, lines.numpy(), color=colour, alpha=0.35, linewidth=0.7)
+            axes.plot(
+                epochs, lines.numpy(), color=colour, alpha=0.35, linewidth=0.7, rasterized=True
+            )
             axes.set(title=f"{name} ({lines.shape[1]} gates)", xlabel="epoch", xscale="log")
         panels[0].set_ylabel("probability of being open")
 

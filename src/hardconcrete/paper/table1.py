@@ -298,33 +298,30 @@ def _tuning(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Path]:
     """Error against size, every seed, beside the published points; and error over epochs."""
-    colours = (PURPLE, GREEN, BLUE, VERMILION, ORANGE, "black")
 
     def on(figure: "Figure") -> None:
         panels = figure.subplots(2, len(TITLES), squeeze=False)
         for (network, title), size, curve in zip(TITLES.items(), *panels, strict=True):
             own = [row for row in rows if row.experiment.network == network]
-            for row, colour in zip(own, colours * len(own), strict=False):
-                found = row.results
+            for row, colour in zip(own, _COLOURS * len(own), strict=False):
+                found, label = row.results, row.experiment.title.replace("lambda", "λ")
                 points = [r.small_parameters for r in found], [r.error for r in found]
-                size.plot(*points, "o", color=colour, label=row.experiment.title, alpha=0.7)
+                size.plot(*points, "o", color=colour, label=label, alpha=0.7)
                 for result in found:
                     epochs = [int(epoch) for epoch in result.curve]
                     curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
-            for method, (_, error, parameters) in PUBLISHED[network].items():
-                size.plot(parameters, error, "x", color="black")
-                size.annotate(
-                    method.replace("lambda", "λ"),
-                    (parameters, error),
-                    (0, 4),
-                    textcoords="offset points",
-                    fontsize=6,
-                    ha="center",
-                )
+            for index, (method, point) in enumerate(PUBLISHED[network].items()):
+                at, below = (point[2], point[1]), (0, -10 if index % 2 else 5)
+                size.plot(*at, "x", color="black", label=None if index else "published")
+                words = {"textcoords": "offset points", "fontsize": 6, "ha": "center"}
+                size.annotate(method.replace("lambda", "λ"), at, below, **words)
             size.set(xscale="log", xlabel="parameters of the compacted network", title=title)
             size.set_ylabel("test error (%)")
             size.legend(fontsize=7)
-            curve.set(xscale="log", yscale="log", xlabel="epoch")
+            curve.set(xscale="log", xlabel="epoch", ylim=(0, 6))
             curve.set_ylabel("test error of the averaged network (%)")
 
     return save(on, out, name, (11, 8))
+
+
+_COLOURS = (PURPLE, GREEN, BLUE, VERMILION, ORANGE, "black")
