@@ -213,7 +213,7 @@ def markdown(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.experiment.network == network]
         if not own:
             continue
-        parts += [f"## {title}\n", *_main(own), "", *_published(network, own), ""]
+        parts += [f"## {title}\n", *_main(own), "", _others(network), ""]
         gated = [row for row in own if row.results[0].readouts]
         parts += ["### How a gate is read at test time\n", *_readouts(gated), ""]
         parts += ["### Five more epochs after compaction\n", *_tuning(own), ""]
@@ -237,7 +237,10 @@ def _units(results: Sequence[Result]) -> str:
 
 
 def _main(rows: Sequence[Row]) -> list[str]:
-    header = "method|units left|error|parameters|MACs|CPU ms, 64 images|disagreements|training, s"
+    header = (
+        "method|units left|error|parameters|the paper's|MACs|CPU ms, 64 images (against dense)"
+        "|disagreements|training, s"
+    )
     lines = []
     for row in rows:
         found = row.results
@@ -248,6 +251,7 @@ def _main(rows: Sequence[Row]) -> list[str]:
                 _units(found),
                 spread([r.error for r in found], "{:.2f}%"),
                 spread([r.small_parameters / 1000 for r in found], "{:.1f}k"),
+                _published(row.experiment),
                 spread([r.small_flops / 2000 for r in found], "{:.0f}k"),
                 f"{statistics.median(r.small_latency for r in found):.2f} ({faster:.1f}x)",
                 str(sum(r.disagreements for r in found)),
@@ -257,17 +261,20 @@ def _main(rows: Sequence[Row]) -> list[str]:
     return _table(header.split("|"), lines)
 
 
-def _published(network: str, rows: Sequence[Row]) -> list[str]:
-    """The paper's table; the L0 rows first."""
-    wanted = [row.experiment for row in rows if row.experiment.method == "l0"]
-    if not any(not each.quirks for each in wanted):
-        return []
-    header = ("published", "units left", "error", "parameters")
-    lines = [
-        [method, units, f"{error:.1f}%", f"{parameters / 1000:.1f}k"]
-        for method, (units, error, parameters) in reversed(PUBLISHED[network].items())
-    ]
-    return _table(header, lines)
+def _published(experiment: Experiment) -> str:
+    """The paper's own row, if it has one."""
+    names = [name for name in PUBLISHED[experiment.network] if experiment.title.startswith(name)]
+    return ", ".join(_numbers(*PUBLISHED[experiment.network][name]) for name in names)
+
+
+def _numbers(units: str, error: float, parameters: int) -> str:
+    return f"{units}, {error:.1f}%, {parameters / 1000:.1f}k"
+
+
+def _others(network: str) -> str:
+    found = PUBLISHED[network].items()
+    others = (f"{name} {_numbers(*row)}" for name, row in found if not name.startswith("L0"))
+    return f"Other methods in the paper's table: {'; '.join(others)}."
 
 
 def _readouts(rows: Sequence[Row]) -> list[str]:
