@@ -20,13 +20,14 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
-    from hardconcrete.objective import L0Penalty, recalibrate
+    from hardconcrete.objective import Budget, L0Penalty, recalibrate
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "CompactionPlan",
     "Count",
     "GatedModel",
@@ -64,7 +65,7 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("L0Penalty", "recalibrate"),
+    "objective": ("Budget", "L0Penalty", "recalibrate"),
     "report.measure": ("Report", "measure"),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
