@@ -30,6 +30,7 @@ PUBLIC = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from hardconcrete.objective import Budget, L0Penalty, recalibrate
     from hardconcrete.report.measure import Report, measure
+    from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",
@@ -67,6 +69,7 @@ _HOME = {
     ),
     "objective": ("Budget", "L0Penalty", "recalibrate"),
     "report.measure": ("Report", "measure"),
+    "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
 
