@@ -21,12 +21,15 @@ def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
 
 
 def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit: float) -> None:
-    """No unit that is shut would still fit; one of each group is tried, for all cost the same."""
+    """No unit that is shut would still fit; one of each group is tried, for all cost the same.
+
+    Groups that were shut altogether are left so.
+    """
     is_open = values > 0
     assert shares(gated, is_open)[kind] <= limit * (1 + 1e-9)
     for group in gated.groups:
         shut = (~is_open[group.slice]).nonzero().flatten()
-        if len(shut):
+        if len(shut) and gated.gate_values()[group.name].any():
             more = is_open.clone()
             more[group.start + shut[0]] = True
             assert shares(gated, more)[kind] > limit, group.name
@@ -82,6 +85,15 @@ def test_the_least_certain_go_first_and_the_likeliest_come_back() -> None:
     mean = gated.gates.distribution().mean
     assert values[8] == mean[8] > 0
     assert torch.equal(values[:8], gated.gates.readout()[:8])
+
+
+def test_a_group_that_is_shut_altogether_stays_so() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 6 + [-3.0] * 5))
+    values = projected(gated, hc.Budget(gated, params=0.9), 2)
+    assert not values[6:].any()
+    small = hc.compact(gated, budget=hc.Budget(gated, params=0.9), round_to=2)
+    assert small[4].in_features == 1
 
 
 @pytest.mark.parametrize("round_to", [4, 8])

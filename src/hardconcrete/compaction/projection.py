@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.gating import GatedModel
+from hardconcrete.gating import GatedModel, Group
 from hardconcrete.objective import Budget
-from hardconcrete.objective.constraint import Constraint
+from hardconcrete.objective.constraint import Constraint, delivered
 
 ROUNDING = 1e-9
 """Relative rounding of a sum in float64, which is no excess."""
@@ -35,19 +35,19 @@ class Block:
 def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor:
     """Values of all gates, of which those that stay open fit the budget and fill blocks.
 
-    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z].
+    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z]. A group that
+    is shut altogether, such as the inside of a residual branch, stays so: what follows it, a batch
+    norm perhaps, has learnt to live with nothing.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
-        blocks = _blocks(gated, round_to)
         is_open = values > 0
-        for block in blocks:
+        by_group = [_blocks(gated, group, round_to) for group in gated.groups]
+        by_group = [blocks for blocks in by_group if any(is_open[b.gates].any() for b in blocks)]
+        for block in [block for blocks in by_group for block in blocks]:
             is_open[block.gates] = is_open[block.gates].any()
-        first = {id(block) for block in _firsts(blocks)}
-        for block in _firsts(blocks):
-            is_open[block.gates] = True
         if budget is not None:
-            loose = [block for block in blocks if id(block) not in first]
+            loose = [block for _, *others in by_group for block in others]
             is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
         mean = gated.gates.distribution().mean.to(values.dtype)
         return torch.where(is_open, torch.where(values > 0, values, mean), 0.0)
@@ -61,27 +61,16 @@ def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
     return budget.constraints
 
 
-def _blocks(gated: GatedModel, size: int) -> list[Block]:
-    """All units but single weights, likeliest first, by group."""
-    chance = gated.gates.distribution().open_probability.double().cpu()
-    found = {group.name for group in gated.structure or ()}
-    blocks = []
-    for group in gated.groups:
-        if any(axis.dim is None for axis in group.axes):
-            continue
-        order = chance[group.slice].argsort(descending=True, stable=True) + group.start
-        for gates in order.split(size):
-            score = chance[gates].mean().item()
-            own = gates.to(gated.gates.log_alpha.device)
-            blocks.append(Block(own, score, group.index, group.name in found))
-    return blocks
-
-
-def _firsts(blocks: list[Block]) -> list[Block]:
-    first: dict[int, Block] = {}
-    for block in blocks:
-        first.setdefault(block.group, block)
-    return list(first.values())
+def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
+    """The units of a group, likeliest first; single weights are none."""
+    if any(axis.dim is None for axis in group.axes):
+        return []
+    chance = gated.gates.distribution().open_probability.double()
+    order = chance[group.slice].argsort(descending=True, stable=True) + group.start
+    alike = group.name in {found.name for found in gated.structure or ()}
+    return [
+        Block(gates, chance[gates].mean().item(), group.index, alike) for gates in order.split(size)
+    ]
 
 
 def _fitted(
@@ -123,7 +112,7 @@ def _without(is_open: Tensor, blocks: Sequence[Block]) -> Tensor:
 
 
 def _fits(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> bool:
-    costs = [limit.of(gated, is_open.double(), delivered=True).item() for limit in limits]
+    costs = delivered(gated, limits, is_open.double()).tolist()
     return all(
         cost <= limit.limit / limit.dense * (1 + ROUNDING)
         for cost, limit in zip(costs, limits, strict=True)
