@@ -10,6 +10,7 @@ import pytest
 import hardconcrete as hc
 
 PUBLIC = [
+    "Budget",
     "CompactionPlan",
     "Count",
     "GatedModel",
@@ -29,6 +30,7 @@ PUBLIC = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
-    from hardconcrete.objective import L0Penalty, recalibrate
+    from hardconcrete.objective import Budget, L0Penalty, recalibrate
     from hardconcrete.report.measure import Report, measure
+    from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "CompactionPlan",
     "Count",
     "GatedModel",
@@ -46,6 +48,7 @@ __all__ = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",
@@ -64,8 +67,9 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("L0Penalty", "recalibrate"),
+    "objective": ("Budget", "L0Penalty", "recalibrate"),
     "report.measure": ("Report", "measure"),
+    "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
 

@@ -208,9 +208,9 @@ def test_who_is_read_and_made() -> None:
     model = dense()
     yard = Graveyard(walk(trace(model, (torch.randn(2, 4),)), model), {})
     assert yard.bury() == set()
-    assert len(yard.removable) == 11
+    assert len(yard.relations.removable) == 11
     assert (
-        yard.read["2.weight", 1]
-        == yard.made["0.weight", 0]
+        yard.relations.read["2.weight", 1]
+        == yard.relations.made["0.weight", 0]
         == set(yard.roots["0.bias", 0].tolist())
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.groups import GateAxis
 from hardconcrete.structure.groups import Place, Structure
+from hardconcrete.structure.relations import Relations
 from hardconcrete.structure.walk import Walk, first_names
 
 
@@ -50,18 +51,8 @@ class Graveyard:
     alive: dict[str, Tensor]
 
     def __post_init__(self) -> None:
-        labels = self.walk.scope.labels
-        self.roots = self.walk.roots()
-        self.read: dict[Place, set[int]] = {}
-        self.made: dict[Place, set[int]] = {}
-        for contraction in self.walk.scope.contractions:
-            for known, places in ((self.read, contraction.reads), (self.made, contraction.makes)):
-                for place, found in places:
-                    roots = set(labels.find(found).flatten().tolist())
-                    known.setdefault(place, set()).update(roots)
-        everyone = set().union(*self.read.values())
-        self.removable = everyone - labels.why_fixed().keys()
-        self.disturbed = labels.disturbed()
+        self.relations = Relations(self.walk)
+        self.roots = self.relations.roots
         self.dead: set[int] = set()
         self.revived: set[int] = set()
 
@@ -91,26 +82,26 @@ class Graveyard:
     def _unread(self) -> set[int]:
         """Units whose every reader is shut."""
         reached: set[int] = set()
-        for (name, dim), roots in self.read.items():
+        for (name, dim), roots in self.relations.read.items():
             still_open = self.roots[name, dim][self.open_along(name, dim)]
             reached |= roots & set(still_open.tolist())
-        return self.removable - reached
+        return self.relations.removable - reached
 
     def _always_zero(self) -> set[int]:
         """Units made of shut parameters alone, with nothing on the way that maps 0 elsewhere."""
         made_of: dict[int, bool] = {}
         for (name, dim), roots in self.roots.items():
             is_open = self.open_along(name, dim)
-            only_read = self.read.get((name, dim), set()) - self.made.get((name, dim), set())
+            only_read = self.relations.only_read((name, dim))
             for root, entry_open in zip(roots.tolist(), is_open.tolist(), strict=True):
-                if root in self.removable and root not in only_read:
+                if root in self.relations.removable and root not in only_read:
                     made_of[root] = made_of.get(root, True) and not entry_open
-        return {root for root, shut in made_of.items() if shut} - self.disturbed
+        return {root for root, shut in made_of.items() if shut} - self.relations.disturbed
 
     def revive(self, structure: Structure, least: int, chance: dict[str, Tensor]) -> None:
         """Let every group keep its likeliest units, so that no layer is left with nothing."""
         for group in structure:
-            roots = self.units_of(group)
+            roots = self.relations.units_of(group)
             alive = [root for root in roots if root not in self.dead]
             if len(alive) < least:
                 scores = self._scores(group, chance)
@@ -118,16 +109,6 @@ class Graveyard:
                 for k in [k for k in best if roots[k] in self.dead][: least - len(alive)]:
                     self.dead.discard(roots[k])
                     self.revived.add(roots[k])
-
-    def units_of(self, group: Any) -> list[int]:
-        """The label of every unit of a group."""
-        axis = group.axes[0]
-        roots = self.roots[axis.tensor, axis.dim]
-        found = [0] * group.units
-        for unit, root in zip(axis.units.tolist(), roots.tolist(), strict=True):
-            if unit >= 0:
-                found[unit] = root
-        return found
 
     def _scores(self, group: Any, chance: dict[str, Tensor]) -> list[float]:
         """How likely each unit is to be made and read: by its makers and its likeliest reader."""

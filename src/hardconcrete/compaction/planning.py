@@ -1,19 +1,18 @@
 """From gates to a plan: trace the model without its gates, bury the dead, write down what stays."""
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 
 from hardconcrete.compaction.death import Graveyard, masks
 from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
 from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.groups import describe
+from hardconcrete.structure.relations import selecting_layers
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import Walk, first_names, module_path, operator_name, walk
 
@@ -25,11 +24,13 @@ def ungated(gated: GatedModel) -> nn.Module:
     return remove_gates(copy.deepcopy(gated))
 
 
-def make_plan(gated: GatedModel, plain: nn.Module, *, min_units: int = 1) -> CompactionPlan:
-    """What the readout of the gates leaves of a model."""
+def make_plan(
+    gated: GatedModel, plain: nn.Module, *, min_units: int = 1, values: Tensor | None = None
+) -> CompactionPlan:
+    """What the readout of the gates, or other values of them, leave of a model."""
     args, kwargs = gated.example
     found = walk(trace(plain, args, kwargs), plain)
-    gates = gated.gates.readout().detach().cpu()
+    gates = (gated.gates.readout() if values is None else values).detach().cpu()
     z = masks(gated, plain, gates)
     yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})
     yard.bury()
@@ -39,7 +40,8 @@ def make_plan(gated: GatedModel, plain: nn.Module, *, min_units: int = 1) -> Com
     selections, closed = _selections(yard, plain)
     groups = {}
     for group in structure:
-        kept = tuple(k for k, root in enumerate(yard.units_of(group)) if root not in yard.dead)
+        roots = yard.relations.units_of(group)
+        kept = tuple(k for k, root in enumerate(roots) if root not in yard.dead)
         groups[group.name] = Kept(group.units, kept)
     return CompactionPlan(
         model=type(plain).__name__,
@@ -96,13 +98,10 @@ def _selections(
 ) -> tuple[dict[str, tuple[int, ...]], dict[tuple[str, int], Tensor]]:
     """Layers with shut inputs whose units live on: they select what they read."""
     selections, closed = {}, {}
-    holders = Counter(id(p) for module in plain.modules() for p in module._parameters.values())
     revived = torch.tensor(sorted(yard.revived), dtype=torch.int64)
-    for path, module in plain.named_modules():
-        name = f"{path}.weight" if path else "weight"
-        known = name in yard.alive and (name, 1) in yard.roots
-        if not _can_select(module) or not known or holders[id(module.weight)] > 1:
-            continue  # whoever shares the weight would get it cut, and not select
+    for name, path in selecting_layers(plain).items():
+        if name not in yard.alive or (name, 1) not in yard.roots:
+            continue
         arriving = yard.keeps((name, 1))
         shut = arriving & ~yard.open_along(name, 1)
         shut &= ~torch.isin(yard.roots[name, 1], revived)  # these were asked for
@@ -110,12 +109,6 @@ def _selections(
             closed[name, 1] = shut
             selections[path] = tuple((~shut[arriving]).nonzero().flatten().tolist())
     return selections, closed
-
-
-def _can_select(module: nn.Module) -> bool:
-    plain = type(module).forward in (nn.Linear.forward, nn.Conv2d.forward, nn.Conv1d.forward)
-    grouped = getattr(module, "groups", 1) != 1 or isinstance(module, _ConvTransposeNd)
-    return plain and not grouped and "weight" in module._parameters
 
 
 def _channels(yard: Graveyard, found: Walk, plain: nn.Module) -> dict[str, int]:

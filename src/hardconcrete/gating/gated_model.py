@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hardconcrete.errors import ArgumentError
+from hardconcrete.cost.expected import KINDS, Ledger
+from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
 
@@ -54,6 +55,9 @@ class GatedModel(nn.Module):
         self.overruled = choice.overruled
         self.sample = sample
         self._example = example
+        self._ledger: Ledger | None = None
+        sizes = [torch.full((g.units,), g.size, dtype=torch.float64) for g in choice.groups]
+        self._group_sizes = torch.cat(sizes).to(gates.log_alpha.device)
         self.decayed_by_penalty: frozenset[str] = frozenset()
         self.decayed_by_optimizer: frozenset[str] = frozenset()
 
@@ -98,6 +102,9 @@ class GatedModel(nn.Module):
         """The example inputs move along: the model is traced with them again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
+        self._group_sizes = self._group_sizes.to(self.gates.log_alpha.device)
+        if self._ledger is not None:
+            self._ledger = self._ledger.to(self.gates.log_alpha.device)
         return self
 
     def open_probability(self) -> dict[str, Tensor]:
@@ -115,6 +122,55 @@ class GatedModel(nn.Module):
     def units_left(self) -> tuple[int, ...]:
         """How many gates of each group the readout leaves open, as the paper counts them."""
         return tuple(int((values > 0).sum()) for values in self.gate_values().values())
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the model costs by its gates; made when it is first asked for, by tracing."""
+        if self._ledger is None:
+            from hardconcrete.gating.accounting import ledger_of
+
+            if torch.compiler.is_compiling():
+                raise GateError("costs are found by tracing: ask once before compiling")
+            self._ledger = ledger_of(self)
+        return self._ledger
+
+    def expected(self, cost: str) -> Tensor:
+        """The mean cost over draws of the gates, in float64, differentiable.
+
+        A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
+        is what ``count`` says of the compacted model, unless a layer is left with nothing; what
+        follows from that, and that a group keeps one unit, is known to ``delivered`` alone. Single
+        weights (``"fc1:each"``) leave a matrix dense and save nothing here.
+
+        Args:
+            cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
+                attached with, as ``count`` does; ``"weight_bytes"``; or ``"group_size"``, the
+                paper's uncoupled number of weights, |g| for each open gate.
+
+        Example:
+            >>> import torch, hardconcrete as hc
+            >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+            >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 4))
+            >>> _ = gated.gates.log_alpha.data.copy_(torch.tensor([-2.0, 9.0, 9.0]))
+            >>> round(gated.expected("params").item(), 2), gated.delivered("params").item()
+            (18.81, 23.0)
+        """
+        probability = self.gates.distribution().open_probability
+        if cost == "group_size":
+            return (probability * self._group_sizes).sum()
+        return self.ledger.expected(probability)[_place(cost)]
+
+    @torch.no_grad()
+    def delivered(self, cost: str) -> Tensor:
+        """The cost of what the readout of the gates leaves now: that of the compacted model.
+
+        Args:
+            cost: as for ``expected``, which undecided gates make differ from this.
+        """
+        left = self.gates.readout() > 0
+        if cost == "group_size":
+            return (left * self._group_sizes).sum()
+        return self.ledger.delivered(left)[_place(cost)]
 
     def freeze_gates(self, frozen: bool = True) -> None:
         """Fix the gates at their readout, in training too, to fine-tune what is left."""
@@ -137,6 +193,28 @@ class GatedModel(nn.Module):
         console.print(table)
         for name, site in self.overruled.items():
             console.print(f"{name}: the site {site} is gated instead")
+        for line in self._costs():
+            console.print(line)
+
+    def _costs(self) -> list[str]:
+        """Expected and delivered cost, as parts of the dense model's."""
+        try:
+            dense = self.ledger.dense.tolist()
+        except TraceError as error:
+            return [f"costs are not known: {error}"]
+        return [
+            f"{kind}: {self.expected(kind).item() / whole:.1%} expected, "
+            f"{self.delivered(kind).item() / whole:.1%} delivered, of {whole:,.0f}"
+            for kind, whole in zip(KINDS, dense, strict=True)
+            if whole
+        ]
+
+
+def _place(cost: str) -> int:
+    if cost not in KINDS:
+        known = ", ".join(map(repr, (*KINDS, "group_size")))
+        raise ArgumentError(f"cost={cost!r} is not known; use one of {known}")
+    return KINDS.index(cost)
 
 
 def _stacked(*parts: Any) -> Any:

@@ -1,0 +1,142 @@
+"""Expected and delivered cost: one polynomial in the numbers of units that are alive.
+
+A weight counts when its input unit and its output unit are alive, so a layer costs the product of
+two sizes, and a size is a sum over units. What a unit needs to be alive is a conjunction of
+clauses, each a disjunction of independent gates: a feature map of LeNet-5 needs its own gate, and
+one of those of its 16 inputs to the dense layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+KINDS = ("params", "macs", "weight_bytes")
+"""The costs of a ledger, in the order of its results; as ``count`` counts them."""
+
+ROUNDS = 16
+"""Through how many layers it is followed what a layer with nothing left takes along."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """What a model costs, given which of its gates are open. All indices are made once.
+
+    A strand is a set of indices along axes that are kept by formulas of their own; most are the
+    units of a group, wherever they lie. The size of an axis is what always stays, plus a multiple
+    of each strand's. A term is a number times a product of quantities: sizes, spreads of strands,
+    or numbers of inputs that layers select. Indices of -1 stand for the number 1.
+
+    Args:
+        dense: the cost of the model without gates.
+        clauses: gates of every clause that has several, of which one must be open.
+        formulas: what must all hold, by number: first these clauses, then the gates.
+        needs: the formula of every kind of index.
+        hosts: the formula of the unit that such an index belongs to.
+        members: how many indices of each kind a strand has.
+        owners: the group of every strand; the last stands for none.
+        base: indices of every axis that always stay.
+        times: how often an axis has each strand.
+        spare: how often an axis has one unit of each group that is never empty.
+        arriving: for an axis that selects among its inputs the axis without selection, else itself.
+        others: for each axis of a gated parameter the other axes of it.
+        sources: by which of these, or by something without gates at the end, the units of a group
+            are read, and by which they are made.
+        factors: the quantities of each term.
+        prices: the number of each term, by kind of cost.
+        constant: what no term has.
+    """
+
+    dense: Tensor
+    clauses: Tensor
+    formulas: Tensor
+    needs: Tensor
+    hosts: Tensor
+    members: Tensor
+    owners: Tensor
+    base: Tensor
+    times: Tensor
+    spare: Tensor
+    arriving: Tensor
+    others: Tensor
+    sources: Tensor
+    factors: Tensor
+    prices: Tensor
+    constant: Tensor
+
+    def expected(self, probability: Tensor) -> Tensor:
+        """The expected cost of every kind, for independent gates that are open with these.
+
+        Exact unless a gate stands in two clauses of one formula, or a layer is left with nothing.
+        """
+        needs, hosts = self._hold(probability.double())
+        spread = self.members @ (needs * (1 - hosts))  # what E[n^2] has more than E[n]^2
+        return self._total(self.base + self.times @ (self.members @ needs), spread)
+
+    def delivered(self, is_open: Tensor) -> Tensor:
+        """The cost of every kind of what compaction leaves when these gates are open.
+
+        A layer of which nothing is left takes along what it alone reads or makes; every group
+        keeps one unit.
+        """
+        needs, _ = self._hold(is_open.double())
+        numbers = self.members @ needs
+        numbers = numbers * self._reached((numbers > 0).double())
+        empty = (numbers[: self.spare.shape[1]] == 0).double()
+        sizes = self.base + self.times @ numbers + self.spare @ empty
+        return self._total(sizes, torch.zeros_like(numbers))
+
+    def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """The probability of what each kind of index needs, and of what its unit needs."""
+        clauses = 1 - _product(_then_one(1 - gates)[self.clauses])
+        formulas = _product(_then_one(torch.cat([clauses, gates]))[self.formulas])
+        return formulas[self.needs], formulas[self.hosts]
+
+    def _reached(self, some: Tensor) -> Tensor:
+        """Whether something reads and something makes the units of each strand."""
+        reached = torch.ones_like(some)
+        for _ in range(min(len(self.others), ROUNDS)):
+            axes = (self.base + self.times @ (some * reached) > 0).double()
+            rest = _then_one(_product(_then_one(axes)[self.others]))
+            groups = (self.sources @ rest > 0).all(0)  # read, and made
+            reached = _then_one(groups.double())[self.owners]
+        return reached
+
+    def _total(self, sizes: Tensor, spread: Tensor) -> Tensor:
+        arriving = sizes[self.arriving]
+        sizes = torch.where(sizes > 0, sizes, arriving)  # where nothing is left, none is selected
+        selects = torch.where(sizes < arriving, sizes, 0.0)
+        quantities = _then_one(torch.cat([sizes, spread, selects]))
+        return self.constant + self.prices @ _product(quantities[self.factors])
+
+    def to(self, device: torch.device) -> "Ledger":
+        """The same on another device."""
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def _then_one(values: Tensor) -> Tensor:
+    """With 1 at the end, where the index -1 finds it."""
+    return torch.cat([values, values.new_ones(1)])
+
+
+def _product(values: Tensor) -> Tensor:
+    """Over the last dimension, a power of two, by halves: torch.prod waits for the device."""
+    while values.shape[-1] > 1:
+        first, second = values.chunk(2, -1)
+        values = first * second
+    return values.squeeze(-1)
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of indices as one table, as wide as a power of two, -1 where a row is short.
+
+    Example:
+        >>> padded([[4], [1, 2, 3]]).tolist()
+        [[4, -1, -1, -1], [1, 2, 3, -1]]
+    """
+    width = max((len(row) for row in rows), default=1)
+    table = torch.full((len(rows), 1 << max(width - 1, 0).bit_length()), -1)
+    for k, row in enumerate(rows):
+        table[k, : len(row)] = torch.tensor(row, dtype=torch.int64)
+    return table

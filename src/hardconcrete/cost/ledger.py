@@ -1,0 +1,269 @@
+"""The ledger of a model, written once: formulas, strands, sizes and terms."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.cost.aliveness import Aliveness, Formula
+from hardconcrete.cost.count import count
+from hardconcrete.cost.expected import KINDS, Ledger, padded
+from hardconcrete.structure.groups import Place, describe
+from hardconcrete.structure.relations import Relations, selecting_layers
+from hardconcrete.structure.trace import at_least_two, trace
+from hardconcrete.structure.walk import first_names, named_tensors, walk
+
+NOBODY = -1
+"""The group of indices that belong to no unit which could be removed."""
+
+INDEX_BYTES = 8
+"""Memory of one index that a layer selects its inputs by."""
+
+
+@dataclass(frozen=True)
+class Strand:
+    """Indices of one group, each with two formulas: what it needs, and what its unit needs."""
+
+    group: int
+    indices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The size of an axis: what always stays, and how often it has each strand."""
+
+    base: int
+    strands: tuple[tuple[int, float], ...]
+
+
+def write_ledger(
+    model: nn.Module,
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+    gates: Mapping[Place, Tensor],
+) -> Ledger:
+    """All that is needed to know what a model costs when some gates are shut.
+
+    Args:
+        model: without gates.
+        example: positional and keyword inputs, which multiply-adds are counted for.
+        gates: for the axes that are gated, the number of the gate of every index, or -1.
+
+    Example:
+        >>> import torch
+        >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+        >>> gates = {("2.weight", 1): torch.tensor([0, 1, 2])}
+        >>> example = (torch.zeros(2, 4),), {}
+        >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
+        >>> ledger.delivered(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
+        [16.0, 24.0, 64.0]
+        >>> ledger.expected(torch.tensor([0.5, 0.5, 0.5])).tolist()
+        [12.5, 18.0, 50.0]
+    """
+    return _Writer(model, example, gates).ledger()
+
+
+class _Writer:
+    def __init__(self, model: nn.Module, example: Any, gates: Mapping[Place, Tensor]) -> None:
+        self.model, self.example = model, example
+        self.walk = walk(trace(model, *example), model)
+        self.relations = Relations(self.walk)
+        self.gates = {place: gates[place] for place in gates if place in self.relations.roots}
+        self.alive = Aliveness(self.relations, self.gates)
+        self.formulas: dict[Formula, int] = {}
+        self.strands: list[Strand] = []
+        self.rows: dict[Row, int] = {}
+        self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
+        groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
+        self.never_empty = len(groups)
+        alone = self.relations.removable - {root for roots in groups for root in roots}
+        self.groups = groups + [[root] for root in sorted(alone) if self.alive.unit(root)]
+        self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
+        for k, roots in enumerate(self.groups):
+            own = [self._number(self.alive.unit(root)) for root in roots]
+            self.strands.append(Strand(k, tuple(zip(own, own, strict=True))))
+        layers = selecting_layers(model)
+        self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
+        self.selected = {
+            place: row
+            for place in self.gates
+            if place[0] in layers and place[1] == 1 and (row := self._selection(place))
+        }
+
+    def _number(self, formula: Formula) -> int:
+        return self.formulas.setdefault(formula, len(self.formulas))
+
+    def _row(self, roots: Tensor) -> Row:
+        """An axis that is cut where units go."""
+        counts = Counter(self.group_of.get(root, NOBODY) for root in roots.tolist())
+        base = counts.pop(NOBODY, 0)
+        times = tuple((k, n / len(self.groups[k])) for k, n in sorted(counts.items()))
+        return self._known(Row(base, times))
+
+    def _known(self, row: Row) -> Row:
+        self.rows.setdefault(row, len(self.rows))
+        return row
+
+    def _selection(self, place: Place) -> Row | None:
+        """An axis whose indices go one by one; None where they go with their units."""
+        roots = self.relations.roots[place].tolist()
+        hosts = [self.alive.unit(root) for root in roots]
+        needs = self.alive.indices(place)
+        if needs == hosts:
+            return None
+        parts = defaultdict[int, list[tuple[int, int]]](list)
+        for root, need, host in zip(roots, needs, hosts, strict=True):
+            if need:
+                group = self.group_of.get(root, NOBODY)
+                parts[group].append((self._number(need), self._number(host)))
+        start = len(self.strands)
+        self.strands += [Strand(group, tuple(indices)) for group, indices in parts.items()]
+        times = tuple((k, 1.0) for k in range(start, len(self.strands)))
+        return self._known(Row(needs.count(frozenset()), times))
+
+    def _kept(self, place: Place) -> Row:
+        return self.selected.get(place, self.arriving[place])
+
+    def ledger(self) -> Ledger:
+        """Everything, as tensors."""
+        dense = count(self.model, *self.example)
+        self._note_tensors()
+        rest = dense.macs - self._note_contractions(dense.macs)
+        return Ledger(
+            dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
+            constant=_numbers([[0.0, rest, 0.0]])[0],
+            **self._needs(),
+            **self._sizes(),
+            **self._reach(),
+            **self._factors(),
+        )
+
+    def _note_tensors(self) -> None:
+        """Terms of all parameters and buffers, and of the indices that layers select."""
+        first = first_names(self.model)
+        for name, tensor in named_tensors(self.model).items():
+            if first[name] == name:
+                dims = [d for d in range(tensor.dim()) if (name, d) in self.arriving]
+                each = tensor.numel() / prod(tensor.shape[d] for d in dims)
+                counted = each if isinstance(tensor, nn.Parameter) else 0.0
+                prices = counted, 0.0, each * tensor.element_size()
+                self._note(prices, [self._kept((name, d)) for d in dims])
+        for row in self.selected.values():
+            self.terms.append(((0.0, 0.0, INDEX_BYTES), [("selects", self.rows[row])]))
+
+    def _note_contractions(self, dense: int) -> float:
+        """Terms of all multiply-adds, which are returned; one example was traced as two."""
+        contractions = self.walk.scope.contractions
+        share = dense / max(count(self.model, *at_least_two(self.example)).macs, 1)
+        for contraction in contractions:
+            parts = [self.walk.scope.labels.find(part).flatten() for part in contraction.parts]
+            rows = [self._row(part) for part in parts]
+            each = share * contraction.macs / prod(map(len, parts))
+            for place, row in self._selected_in(contraction.module):
+                roots = self.relations.roots[place]
+                at = [k for k, part in enumerate(parts) if torch.equal(part, roots)]
+                if at:
+                    rows[at[0]] = row
+                else:  # what is no unit is no part either
+                    each /= len(roots)
+                    rows.append(row)
+            self._note((0.0, each, 0.0), rows)
+        return share * sum(contraction.macs for contraction in contractions)
+
+    def _selected_in(self, path: str) -> list[tuple[Place, Row]]:
+        """The input axis of a layer that selects, under whatever name it is called."""
+        module = self.model.get_submodule(path)
+        return [
+            (place, row)
+            for place, row in self.selected.items()
+            if self.model.get_submodule(place[0].rpartition(".")[0]) is module
+        ]
+
+    def _note(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
+        """A product of sizes, and what its mean has more where two are sums over the same units."""
+        sizes = [("size", self.rows[row]) for row in rows]
+        self.terms.append((prices, sizes))
+        for (i, first), (j, second) in combinations(enumerate(rows), 2):
+            rest = [size for k, size in enumerate(sizes) if k not in (i, j)]
+            for a, m in first.strands:
+                for b, n in second.strands:
+                    group = self.strands[a].group
+                    if group == self.strands[b].group != NOBODY:
+                        finer = ("spread", max(a, b))  # whole groups come first
+                        self.terms.append((tuple(m * n * p for p in prices), [finer, *rest]))
+
+    def _needs(self) -> dict[str, Tensor]:
+        """Clauses of several gates come first; then every gate is one."""
+        wide = dict.fromkeys(c for formula in self.formulas for c in formula if len(c) > 1)
+        number = {clause: k for k, clause in enumerate(wide)}
+        kinds = list(dict.fromkeys(kind for strand in self.strands for kind in strand.indices))
+        column = {kind: k for k, kind in enumerate(kinds)}
+        members = torch.zeros(len(self.strands), len(kinds), dtype=torch.float64)
+        for k, strand in enumerate(self.strands):
+            for kind, n in Counter(strand.indices).items():
+                members[k, column[kind]] = n
+        return {
+            "clauses": padded([sorted(clause) for clause in wide]),
+            "formulas": padded(
+                [[number.get(c, len(wide) + min(c)) for c in formula] for formula in self.formulas]
+            ),
+            "needs": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
+            "hosts": torch.tensor([host for _, host in kinds], dtype=torch.int64),
+            "members": members,
+        }
+
+    def _sizes(self) -> dict[str, Tensor]:
+        rows, strands = len(self.rows), len(self.strands)
+        times = torch.zeros(rows, strands, dtype=torch.float64)
+        for row, number in self.rows.items():
+            for strand, n in row.strands:
+                times[number, strand] = n
+        arriving = torch.arange(rows)
+        for place, row in self.selected.items():
+            arriving[self.rows[row]] = self.rows[self.arriving[place]]
+        return {
+            "base": torch.tensor([row.base for row in self.rows], dtype=torch.float64),
+            "times": times,
+            "spare": times[arriving, : self.never_empty],
+            "arriving": arriving,
+            "owners": torch.tensor([s.group for s in self.strands], dtype=torch.int64),
+        }
+
+    def _reach(self) -> dict[str, Tensor]:
+        """Which axes of gated parameters read and make the groups; the last stands for others."""
+        tensors = {name for name, _ in self.gates}
+        places = [place for place in self.arriving if place[0] in tensors]
+        sources = torch.zeros(2, len(self.groups), len(places) + 1, dtype=torch.float64)
+        readers, makers = sources
+        for k, (first, *_) in enumerate(self.groups):
+            makers[k, -1] = float(first in self.relations.disturbed)
+            for place, roots in self.relations.roots.items():
+                at = places.index(place) if place in places else -1
+                if first in self.relations.read.get(place, ()):
+                    readers[k, at] = 1
+                if first in roots and first not in self.relations.only_read(place):
+                    makers[k, at] = 1
+        sources[..., -1] += sources.sum(2) == 0
+        others = [
+            [
+                self.rows[self._kept((name, d))]
+                for tensor, d in places
+                if tensor == name and d != dim
+            ]
+            for name, dim in places
+        ]
+        return {"others": padded(others), "sources": sources}
+
+    def _factors(self) -> dict[str, Tensor]:
+        start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.strands)}
+        factors = [[start[kind] + k for kind, k in term] for _, term in self.terms]
+        prices = _numbers([prices for prices, _ in self.terms]).T
+        return {"factors": padded(factors), "prices": prices}
+
+
+def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)

@@ -1,0 +1,43 @@
+"""The ledger of a gated model: which gate every index of every parameter has."""
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hardconcrete.cost.expected import Ledger
+from hardconcrete.cost.ledger import write_ledger
+from hardconcrete.gating.swap import is_swapped, restore
+from hardconcrete.structure.groups import Place
+from hardconcrete.structure.walk import first_names
+
+if TYPE_CHECKING:
+    from hardconcrete.gating.gated_model import GatedModel
+
+
+def ledger_of(gated: "GatedModel") -> Ledger:
+    """Traced from a copy without gates."""
+    plain = copy.deepcopy(gated).model
+    for module in plain.modules():
+        if is_swapped(module):
+            restore(module)
+    ledger = write_ledger(plain, gated.example, gate_places(gated))
+    return ledger.to(gated.gates.log_alpha.device)
+
+
+def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:
+    """The number of the gate of every index of the axes that are gated, -1 where it has none.
+
+    Single weights are not among them: without some of them a matrix is as large as before.
+    """
+    names = first_names(gated.model)
+    places: dict[Place, Tensor] = {}
+    for group in gated.groups:
+        for axis in group.axes:
+            if axis.dim is not None:
+                units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
+                place = names[axis.parameter], axis.dim
+                before = places.get(place, torch.full_like(units, -1))
+                places[place] = torch.where(units >= 0, units + group.start, before)
+    return places

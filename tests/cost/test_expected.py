@@ -1,0 +1,287 @@
+"""Costs by gates against the count of what compaction delivers, and against enumeration."""
+
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hardconcrete as hc
+from hardconcrete.cost.expected import KINDS, padded
+from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.paper.models import MLP, LeNet5
+from tests.compaction.networks import dense
+from tests.exactness import with_random_gates
+from tests.zoo import ZOO, Entry
+
+GATED = [entry for entry in ZOO if entry.groups]
+ONE_IS_NO_PRODUCT = {"raw_einsum", "experts"}
+"""``torch.einsum`` over a single unit multiplies index by index, without multiply-adds."""
+
+PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
+
+
+def counted(gated: hc.GatedModel) -> list[int]:
+    args, kwargs = gated.example
+    found = hc.count(hc.compact(gated), args, kwargs)
+    return [getattr(found, kind) for kind in KINDS]
+
+
+def delivered(gated: hc.GatedModel) -> list[float]:
+    return [gated.delivered(kind).item() for kind in KINDS]
+
+
+def expected(gated: hc.GatedModel) -> list[float]:
+    return [gated.expected(kind).item() for kind in KINDS]
+
+
+def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
+    """Gates at 0 and 1, at least one of each group open."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for group in gated.groups:
+            is_open = torch.rand(group.units, generator=generator) < share
+            is_open[seed % group.units] = True
+            gated.gates.log_alpha[group.slice] = torch.where(is_open, 90.0, -90.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights")
+@pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
+def test_the_zoo_costs_what_its_compacted_models_do(entry: Entry) -> None:
+    torch.manual_seed(0)
+    gated = with_random_gates(entry.build(), entry.inputs)
+    dense_count = hc.count(copy.deepcopy(entry.build()), *gated.example)
+    assert gated.ledger.dense.tolist() == [getattr(dense_count, kind) for kind in KINDS]
+    assert delivered(gated) == counted(gated)
+    for seed in range(2):
+        decide(gated, seed)
+        assert delivered(gated) == counted(gated)
+        assert expected(gated) == pytest.approx(counted(gated), rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights")
+@pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
+def test_the_zoo_with_whole_groups_shut(entry: Entry) -> None:
+    """A group that is shut takes along what only it reads or makes, and each keeps a unit."""
+    torch.manual_seed(0)
+    gated = hc.attach_gates(entry.build(), *entry.inputs(2))
+    for shut in range(min(len(gated.groups), 3)):
+        decide(gated, shut, 0.8)
+        gated.gates.log_alpha.data[gated.groups[shut].slice] = -90.0
+        params, macs, size = counted(gated)
+        if entry.name in ONE_IS_NO_PRODUCT:
+            macs = gated.delivered("macs").item()
+        assert delivered(gated) == [params, macs, size]
+
+
+class Tiny(nn.Module):
+    """LeNet-5 in small: 2 maps, 2 maps of 2 x 2 places, 2 neurons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 2)
+        self.fc1, self.fc2 = nn.Linear(8, 2), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv2(self.conv1(x).relu()).relu()
+        return self.fc2(self.fc1(x.flatten(1)).relu())
+
+
+def by_hand(z: dict[str, Tensor]) -> tuple[float, float]:
+    """Parameters and MACs of the tiny LeNet for two examples, from the units that are alive."""
+    inputs = z["conv2:out"].repeat_interleave(4) * z["fc1:in"]
+    first, hidden = z["conv1:out"].sum(), z["fc2:in"].sum()
+    second = inputs.view(2, 4).amax(1).sum()
+    params = first * 10 + second * (4 * first + 1) + hidden * (inputs.sum() + 1) + 3 * hidden + 3
+    macs = first * 9 * 9 + second * first * 4 * 4 + hidden * inputs.sum() + 3 * hidden
+    return float(params), 2 * float(macs)
+
+
+def test_nested_gates_against_all_their_states() -> None:
+    """14 gates, 16,384 states: a map is alive if one of its four inputs to fc1 is."""
+    gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
+    nn.init.normal_(gated.gates.log_alpha)
+    p = gated.gates.distribution().open_probability.detach().double()
+    total = torch.zeros(2, dtype=torch.float64)
+    for state in itertools.product((0.0, 1.0), repeat=len(p)):
+        z = torch.tensor(state, dtype=torch.float64)
+        weight = torch.where(z == 1, p, 1 - p).prod()
+        total += weight * torch.tensor(by_hand(gated.by_group(z)), dtype=torch.float64)
+    assert expected(gated)[:2] == pytest.approx(total.tolist(), rel=1e-10)
+
+
+def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
+    gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
+    for seed in range(10):
+        decide(gated, seed, 0.7)
+        by_group = gated.by_group(gated.gates.readout().detach())
+        assert delivered(gated)[:2] == list(by_hand(by_group))
+        assert delivered(gated) == counted(gated)
+
+
+class Residual(nn.Module):
+    """Both sides of ``mix`` are the same units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.mix, self.b = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(h + self.mix(h).relu())
+
+
+@pytest.mark.parametrize("sites", ["auto", ["mix:in", "b:in"], ["mix:out"]])
+def test_units_on_both_sides_of_a_weight(sites: str | list[str]) -> None:
+    """The mean over all states; if mix has no input left it does not select (once in 10^8)."""
+    gated = hc.attach_gates(Residual(), torch.randn(2, 3), sites=sites)
+    nn.init.normal_(gated.gates.log_alpha, 1.0)
+    ledger = gated.ledger
+    p = gated.gates.distribution().open_probability.detach().double()
+    states = torch.tensor(list(itertools.product((0.0, 1.0), repeat=len(p))), dtype=torch.float64)
+    weights = torch.where(states == 1, p, 1 - p).prod(1)
+    mean = sum(w * ledger.expected(z) for w, z in zip(weights, states, strict=True))
+    assert expected(gated)[:2] == pytest.approx(mean[:2].tolist(), rel=1e-7)
+
+
+def test_draws_of_the_zoo_cost_the_mean(lenet: hc.GatedModel) -> None:
+    """2,000 draws of LeNet-5; five standard errors fail once in a million seeds."""
+    gated = copy.deepcopy(lenet)
+    nn.init.normal_(gated.gates.log_alpha)
+    generator = torch.Generator().manual_seed(0)
+    p = gated.gates.distribution().open_probability.detach()
+    draws = torch.rand(2000, len(p), generator=generator) < p
+    costs = torch.stack([gated.ledger.delivered(z) for z in draws])
+    error = costs.std(0) / len(draws) ** 0.5
+    assert ((costs.mean(0) - gated.ledger.expected(p)).abs() < 5 * error).all()
+
+
+@pytest.fixture(scope="module")
+def lenet() -> hc.GatedModel:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28), sites=PAPER)
+    _ = gated.ledger
+    return gated
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lenet_with_the_paper_s_gates(lenet: hc.GatedModel, seed: int) -> None:
+    gated = copy.deepcopy(lenet)
+    decide(gated, seed)
+    assert delivered(gated) == counted(gated)
+    assert expected(gated) == pytest.approx(counted(gated), rel=1e-12)
+
+
+def test_pixels_are_selected() -> None:
+    """Indices of the inputs that are kept are part of the small model's bytes."""
+    gated = hc.attach_gates(
+        MLP(inputs=20, hidden=(9, 8)), torch.zeros(2, 20), sites=["fc1:in", "fc2:in", "fc3:in"]
+    )
+    for seed in range(3):
+        decide(gated, seed)
+        assert delivered(gated) == counted(gated)
+        assert expected(gated) == pytest.approx(counted(gated), rel=1e-12)
+    gated.gates.log_alpha.data[:20] = -90.0  # without any input nothing is selected
+    assert delivered(gated) == counted(gated)
+
+
+def test_units_that_are_not_gated_stay() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4), exclude="0")
+    gated.gates.log_alpha.data.fill_(-90.0)
+    assert delivered(gated) == counted(gated)
+    assert gated.delivered("params") > 5 * 6
+
+
+def test_single_weights_save_nothing_but_their_group_size() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:each"])
+    decide(gated, 0)
+    assert expected(gated) == gated.ledger.dense.tolist() == delivered(gated)
+    left = gated.units_left()[0]
+    assert gated.expected("group_size").item() == gated.delivered("group_size").item() == left
+
+
+def test_group_sizes_are_the_paper_s(lenet: hc.GatedModel) -> None:
+    penalty = hc.L0Penalty(lenet, lam=1.0)
+    assert lenet.expected("group_size").item() == pytest.approx(penalty().item(), rel=1e-5)
+    assert lenet.delivered("group_size").item() == 20 * 26 + 50 * 501 + 800 * 500 + 500 * 10
+
+
+def test_gradients_are_those_of_differences(lenet: hc.GatedModel) -> None:
+    p = torch.rand(len(lenet.gates.log_alpha), dtype=torch.float64, requires_grad=True)
+    total = lenet.ledger.expected(p)
+    for kind in range(len(KINDS)):
+        (slope,) = torch.autograd.grad(total[kind], p, retain_graph=True)
+        for gate in (3, 25, 300, 1000):
+            step = torch.zeros_like(p)
+            step[gate] = 1e-4
+            with torch.no_grad():
+                both = lenet.ledger.expected(p + step) - lenet.ledger.expected(p - step)
+            assert slope[gate].item() == pytest.approx(both[kind].item() / 2e-4, rel=1e-5, abs=1e-6)
+
+
+def test_gradients_are_finite_at_the_ends(lenet: hc.GatedModel) -> None:
+    for value in (0.0, 1.0):
+        p = torch.full_like(lenet.gates.log_alpha, value, requires_grad=True)
+        lenet.ledger.expected(p).sum().backward()
+        assert p.grad is not None
+        assert p.grad.isfinite().all()
+
+
+def test_float64_whatever_the_model_is() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    before = expected(gated)
+    gated = gated.to(torch.bfloat16)
+    assert gated.expected("macs").dtype == gated.delivered("macs").dtype == torch.float64
+    assert expected(gated)[:2] == before[:2]
+
+
+def test_copies_have_the_costs_and_state_dicts_do_not(lenet: hc.GatedModel) -> None:
+    assert not any("ledger" in key for key in lenet.state_dict())
+    assert expected(copy.deepcopy(lenet)) == expected(lenet)
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    before = expected(gated)
+    assert expected(pickle.loads(pickle.dumps(gated))) == before
+
+
+def test_costs_move_with_the_model() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    _ = gated.ledger
+    assert gated.to("meta").expected("macs").is_meta
+    assert gated.delivered("macs").is_meta
+
+
+def test_costs_compile_into_one_graph(lenet: hc.GatedModel) -> None:
+    function = torch.compile(lenet.expected, fullgraph=True, backend="aot_eager")
+    assert function("macs").item() == lenet.expected("macs").item()
+    function = torch.compile(lenet.delivered, fullgraph=True, backend="aot_eager")
+    assert function("macs").item() == lenet.delivered("macs").item()
+
+
+def test_costs_are_asked_for_before_compiling() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    with pytest.raises(Exception, match="ask once before compiling") as caught:
+        torch.compile(gated.expected, fullgraph=True, backend="eager")("macs")
+    assert caught.type is GateError or "GateError" in str(caught.value)
+
+
+def test_an_unknown_cost_is_refused() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    with pytest.raises(ArgumentError, match="cost='flops' is not known; use one of 'params'"):
+        gated.expected("flops")
+
+
+def test_the_summary_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    nn.init.constant_(gated.gates.log_alpha, -2.0)
+    gated.summary()
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("params: ")]
+    share = gated.expected("params").item() / gated.ledger.dense[0].item()
+    assert line.startswith(f"params: {share:.1%} expected, 100.0% delivered, of ")
+
+
+def test_a_table_is_as_wide_as_a_power_of_two() -> None:
+    assert padded([]).shape == (0, 1)
+    assert padded([[1, 2, 3]]).tolist() == [[1, 2, 3, -1]]

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+import hardconcrete as hc
+from hardconcrete.cost.ledger import write_ledger
+from tests.compaction.networks import dense
+
+EXAMPLE = (torch.zeros(2, 4),), {}
+
+
+def test_without_gates_everything_stays() -> None:
+    ledger = write_ledger(dense(), EXAMPLE, {})
+    found = hc.count(dense(), torch.zeros(2, 4))
+    assert ledger.dense.tolist() == [found.params, found.macs, found.weight_bytes]
+    nothing = torch.zeros(0)
+    assert ledger.expected(nothing).tolist() == ledger.dense.tolist()
+    assert ledger.delivered(nothing).tolist() == ledger.dense.tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_multiply_adds_are_for_the_examples_given(batch: int) -> None:
+    """One example is traced as two."""
+    gates = {("2.weight", 1): torch.arange(6)}
+    ledger = write_ledger(dense(), ((torch.zeros(batch, 4),), {}), gates)
+    one = write_ledger(dense(), EXAMPLE, gates)
+    half = torch.full((6,), 0.5)
+    assert ledger.expected(half)[1] == one.expected(half)[1] / 2 * batch
+
+
+def test_a_dimension_of_one_index_has_no_units() -> None:
+    """Its gate removes nothing."""
+    model = torch.nn.Conv2d(1, 2, 3)
+    example = (torch.zeros(2, 1, 5, 5),), {}
+    ledger = write_ledger(model, example, {("weight", 1): torch.zeros(1, dtype=torch.int64)})
+    assert ledger.delivered(torch.zeros(1)).tolist() == ledger.dense.tolist()
