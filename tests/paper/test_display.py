@@ -5,27 +5,27 @@ import torch
 from rich.console import Console
 
 import hardconcrete as hc
-from hardconcrete.paper.display import Display, Status, dense_macs, status
-from hardconcrete.paper.flops import mlp_macs
+from hardconcrete.paper.display import Display, Status, status
 from hardconcrete.paper.models import MLP
 
 SIZES = {"fc1:in": 64, "fc2:in": 20, "fc3:in": 10}
+DENSE = 64 * 20 + 200 + 100
 
 
 def test_a_dense_network_counts_whole() -> None:
-    now = status(MLP(64, (20, 10)), 0.5, mlp_macs, SIZES)
+    now = status(MLP(64, (20, 10)), 0.5, SIZES, DENSE)
     assert now.units == (64, 20, 10)
-    assert now.expected == now.delivered == dense_macs(mlp_macs, SIZES) == 64 * 20 + 200 + 100
+    assert now.expected == now.delivered == DENSE
 
 
 def test_expected_and_delivered_differ_while_gates_are_undecided() -> None:
-    gated = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64), sites=[*SIZES])
-    now = status(gated, 0.5, mlp_macs, SIZES)
-    assert now.delivered == dense_macs(mlp_macs, SIZES)
+    gated = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(1, 64), sites=[*SIZES])
+    now = status(gated, 0.5, SIZES, DENSE)
+    assert now.delivered == DENSE
     assert now.expected < 0.8 * now.delivered
     with torch.no_grad():
         gated.gates.log_alpha[:60] = -9
-    assert status(gated, 0.5, mlp_macs, SIZES).units == (4, 20, 10)
+    assert status(gated, 0.5, SIZES, DENSE).units == (4, 20, 10)
 
 
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

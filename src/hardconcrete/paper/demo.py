@@ -14,9 +14,8 @@ import torch
 import hardconcrete as hc
 from hardconcrete.errors import DataError
 from hardconcrete.paper.datasets import Images, load_digits, load_mnist
-from hardconcrete.paper.display import Display, Status, dense_macs, status
+from hardconcrete.paper.display import Display, Status, status
 from hardconcrete.paper.engine import Engine, error_rate
-from hardconcrete.paper.flops import mlp_macs
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
@@ -103,7 +102,7 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
     torch.manual_seed(seed)
     dense = Learner("dense", seed, MLP(setting.side**2, setting.hidden), setting.recipe)
     model = MLP(setting.side**2, setting.hidden)
-    gated = hc.attach_gates(model, train.images[:2].float(), sites=[*setting.sizes], droprate=0.3)
+    gated = hc.attach_gates(model, train.images[:1].float(), sites=[*setting.sizes], droprate=0.3)
     penalty = hc.L0Penalty(gated, setting.lam / len(train))
     learners = [dense, Learner("gated", seed, gated, setting.recipe, penalty)]
     history = _train(learners, train, setting)
@@ -134,7 +133,7 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
 
 def _train(learners: list[Learner], train: Images, setting: Setting) -> list[list[Status]]:
     """Every network's status before the first and after each epoch."""
-    dense = dense_macs(mlp_macs, setting.sizes)
+    dense = hc.count(learners[0].model, train.images[:1].float()).macs
     engine = Engine(learners, train)
     everything = Status(float("nan"), tuple(setting.sizes.values()), dense, dense)
     history = [[everything] * len(learners)]
@@ -142,7 +141,7 @@ def _train(learners: list[Learner], train: Images, setting: Setting) -> list[lis
         for epoch in engine:
             history.append(
                 [
-                    status(learner.averaged, loss, mlp_macs, setting.sizes)
+                    status(learner.averaged, loss, setting.sizes, dense)
                     for learner, loss in zip(learners, engine.losses, strict=True)
                 ]
             )

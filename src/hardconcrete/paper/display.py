@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.paper.flops import Macs
 
 LINES = 10
 """Lines per network where there is no terminal to draw a bar in."""
@@ -35,19 +33,15 @@ class Status:
     delivered: float
 
 
-def status(model: nn.Module, loss: float, macs: Macs, sizes: Mapping[str, int]) -> Status:
-    """The status of a network, gated or dense, whose dense units are ``sizes``."""
+def status(model: nn.Module, loss: float, sizes: Mapping[str, int], dense: int) -> Status:
+    """The status of a network, whose dense form has these units and multiply-adds.
+
+    The gates of a gated one were attached with one example.
+    """
     if not isinstance(model, hc.GatedModel):
-        dense = dense_macs(macs, sizes)
         return Status(loss, tuple(sizes.values()), dense, dense)
-    values = model.gate_values()
-    alive = {name: (z > 0).double() for name, z in values.items()}
-    return Status(loss, model.units_left(), macs(model.open_probability()), macs(alive))
-
-
-def dense_macs(macs: Macs, sizes: Mapping[str, int]) -> float:
-    """Multiply-adds with every unit alive."""
-    return macs({name: torch.ones(size) for name, size in sizes.items()})
+    expected, delivered = model.expected("macs").item(), model.delivered("macs").item()
+    return Status(loss, model.units_left(), expected, delivered)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.cost.timing import interleaved
 from hardconcrete.paper.datasets import Images
-from hardconcrete.paper.display import dense_macs, status
+from hardconcrete.paper.display import status
 from hardconcrete.paper.engine import Engine, answers, error_rate
 from hardconcrete.paper.experiment import NETWORKS, Experiment
 from hardconcrete.paper.learner import Learner, Recipe
@@ -87,7 +87,7 @@ def examine(
     results = []
     for learner, compacted, further, latency in zip(learners, small, tuned, times, strict=True):
         model = learner.averaged
-        now = status(model, 0.0, network.macs, network.sizes)
+        now = status(model, 0.0, network.sizes, network.dense_macs)
         gated = isinstance(model, hc.GatedModel)
         alive = (
             model.open_probability()
@@ -105,7 +105,7 @@ def examine(
                 expected_flops=2 * now.expected,
                 uncoupled_flops=2 * network.uncoupled(alive),
                 delivered_flops=2 * now.delivered,
-                dense_flops=2 * dense_macs(network.macs, network.sizes),
+                dense_flops=2 * network.dense_macs,
                 seconds=round(seconds, 2),
                 small_parameters=counted.params,
                 small_flops=2 * counted.macs,
@@ -158,7 +158,7 @@ def _readouts(
     for rule in READOUTS:
         other = copy.deepcopy(model)
         other.gates.rule = rule
-        now = status(other, 0.0, network.macs, network.sizes)
+        now = status(other, 0.0, network.sizes, network.dense_macs)
         error = round(error_rate(other, test), 4)
         yield rule, {"error": error, "units": [*now.units], "flops": 2 * now.delivered}
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hardconcrete.paper.display import dense_macs
-from hardconcrete.paper.experiment import NETWORKS
+from hardconcrete.paper.experiment import NETWORKS, gated_network
 from hardconcrete.paper.figures import Drawing
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.table1 import TITLES, Row
@@ -44,19 +43,21 @@ def figure3(rows: Sequence[Row], runs: Path, out: Path) -> Drawing:
 
 def _panel(axes: "Axes", name: str, rows: Sequence[Row], runs: Path) -> dict[str, float]:
     network = NETWORKS[name]
-    dense = 2 * dense_macs(network.macs, network.sizes)
+    dense = 2 * network.dense_macs
     kept = {
         site: torch.full((size,), 1 - network.droprate[site])
         for site, size in network.sizes.items()
     }
     facts = {f"{name}, dense": dense / 1e6}
     axes.axhline(dense / 1e6, color="black", label="dense")
-    for kind, macs in (("uncoupled", network.uncoupled), ("expected", network.macs)):
-        value, (words, style) = 2 * macs(kept) / 1e6, KINDS[kind]
+    gated, _ = gated_network(network, (0.0,), 1, torch.device("cpu"))
+    coupled = gated.ledger.expected(torch.cat([*kept.values()]))[1].item()
+    for kind, macs in (("uncoupled", network.uncoupled(kept)), ("expected", coupled)):
+        value, (words, style) = 2 * macs / 1e6, KINDS[kind]
         axes.axhline(value, color=GREEN, linestyle=style, label=f"dropout, {words}")
         facts[f"{name}, dropout, {kind}"] = value
-    gated = [row for row in rows if row.experiment.method == "l0" and not row.experiment.quirks]
-    for row, colour in zip(gated, (BLUE, VERMILION), strict=True):
+    trained = [row for row in rows if row.experiment.method == "l0" and not row.experiment.quirks]
+    for row, colour in zip(trained, (BLUE, VERMILION), strict=True):
         lines = RunFolder(runs / row.experiment.name).lines()
         epochs = sorted({line["epoch"] for line in lines})
         for kind, (words, style) in KINDS.items():

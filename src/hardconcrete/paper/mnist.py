@@ -9,7 +9,7 @@ import torch
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images, hold_out, load_mnist
-from hardconcrete.paper.display import Display, Sweep, dense_macs, status
+from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.examination import Result, examine
 from hardconcrete.paper.experiment import NETWORKS, Experiment, learner
@@ -106,12 +106,12 @@ def _train(
     engine = Engine(learners, training, stacked=learners[0].device.type == "cuda")
     _continue(folder, engine)
     saved = time.perf_counter()
-    names, dense = [each.name for each in learners], dense_macs(network.macs, network.sizes)
-    with Display(names, experiment.epochs, dense, sweep) as display:
+    names = [each.name for each in learners]
+    with Display(names, experiment.epochs, network.dense_macs, sweep) as display:
         for epoch in engine:
             models = [each.averaged for each in learners]
             statuses = [
-                status(model, loss, network.macs, network.sizes)
+                status(model, loss, network.sizes, network.dense_macs)
                 for model, loss in zip(models, engine.losses, strict=True)
             ]
             display.update(epoch, statuses)
