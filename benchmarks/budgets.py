@@ -1,0 +1,265 @@
+"""Claim: with the same defaults, what is delivered ends within 5% of the budget on four networks.
+
+An MLP and LeNet-5 on MNIST, ResNet-20 on CIFAR-10 (multiply-adds), and a character-level
+transformer (width of its feed-forward layers), at half, a quarter and a tenth. Then each is
+compacted, never above its budget, and tested. Beside them the dense networks, trained alike.
+
+    python benchmarks/budgets.py [--only mlp lenet5] [--data DIR] [--out results/budgets.json]
+"""
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hardconcrete as hc
+from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
+from hardconcrete.paper.cifar_images import load_cifar
+from hardconcrete.paper.datasets import load_mnist
+from hardconcrete.paper.mnist import choose_device
+from hardconcrete.paper.models import MLP, CharTransformer, LeNet5, ResNet
+from hardconcrete.paper.records import environment
+from hardconcrete.paper.text import load_shakespeare
+from hardconcrete.report.plots import BLUE, GREEN, VERMILION, save
+
+BUDGETS = (0.5, 0.25, 0.1)
+LR, GATE_LR = 1e-3, 1e-2
+LOOKS = 200
+"""Points of a trajectory."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and what it learns.
+
+    Args:
+        build: the dense network.
+        example: an input for the gates.
+        batch: inputs and targets for a step, drawn on the device.
+        test: inputs and targets of the test set, in batches.
+        steps: length of the training.
+        cost: what the budget is about.
+    """
+
+    build: Callable[[], nn.Module]
+    example: Tensor
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    test: list[tuple[Tensor, Tensor]]
+    steps: int
+    cost: str = "macs"
+
+    def error(self, model: nn.Module) -> float:
+        """Percentage of wrong answers on the test set."""
+        model.eval()
+        with torch.no_grad():
+            wrong = [
+                (_scores(model(x)).argmax(1) != y.flatten()).float().mean() for x, y in self.test
+            ]
+        return round(100 * torch.stack(wrong).mean().item(), 3)
+
+
+def _scores(outputs: Tensor) -> Tensor:
+    return outputs.flatten(0, -2)
+
+
+def mnist(build: Callable[[], nn.Module], steps: int, data: Path | None, device: Any) -> Task:
+    """Handwritten digits, in batches of 100."""
+    sets = {}
+    for split in ("train", "test"):
+        found = load_mnist(split, data)
+        sets[split] = found.images.to(device).float().div_(255), found.labels.to(device)
+    images, labels = sets["train"]
+
+    def batch() -> tuple[Tensor, Tensor]:
+        rows = torch.randint(len(labels), (100,), device=device)
+        return images[rows], labels[rows]
+
+    test = list(zip(*(part.split(1000) for part in sets["test"]), strict=True))
+    return Task(build, images[:1], batch, test, steps)
+
+
+def cifar(steps: int, data: Path | None, device: Any) -> Task:
+    """CIFAR-10, cropped and mirrored, in batches of 128."""
+    prepare = Preparation(CIFAR_STATISTICS[10]).to(device)
+    found = load_cifar(10, "train", data)
+    images, labels = found.images.to(device), found.labels.to(device)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        rows = torch.randint(len(labels), (128,), device=device)
+        return prepare(images[rows]), labels[rows]
+
+    found = load_cifar(10, "test", data)
+    plain = copy.deepcopy(prepare).eval()
+    test = [
+        (plain(x.to(device)), y.to(device))
+        for x, y in zip(found.images.split(1000), found.labels.split(1000), strict=True)
+    ]
+    return Task(lambda: ResNet(20), test[0][0][:1], batch, test, steps)
+
+
+def characters(steps: int, data: Path | None, device: Any) -> Task:
+    """Tiny Shakespeare, 64 pieces of 128 characters."""
+    text, rest = load_shakespeare("train", data), load_shakespeare("test", data)
+    text, rest = (
+        type(each)(each.numbers.to(device), each.alphabet, each.name) for each in (text, rest)
+    )
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return text.windows(torch.randint(len(text) - 128, (64,), device=device), 128)
+
+    starts = torch.arange(0, len(rest) - 128, 128, device=device)
+    test = [rest.windows(part, 128) for part in starts.split(109)]
+    example = test[0][0][:1]
+    return Task(lambda: CharTransformer(len(text.alphabet)), example, batch, test, steps, "units")
+
+
+TASKS: dict[str, Callable[[Path | None, Any], Task]] = {
+    "mlp": lambda data, device: mnist(MLP, 12_000, data, device),
+    "lenet5": lambda data, device: mnist(LeNet5, 12_000, data, device),
+    "resnet20": lambda data, device: cifar(16_000, data, device),
+    "characters": lambda data, device: characters(5_000, data, device),
+}
+
+
+def train(task: Task, fraction: float | None, seed: int, device: torch.device) -> dict[str, Any]:
+    """Train to a budget, or densely without one, and look at what comes out."""
+    torch.manual_seed(seed)
+    model = task.build().to(device)
+    start = time.perf_counter()
+    if fraction is None:
+        _loop(task, model, [{"params": [*model.parameters()], "lr": LR}], None, device)
+        error = task.error(model)
+        return {"budget": 1.0, "error": error, "seconds": round(time.perf_counter() - start, 1)}
+    gated = hc.attach_gates(model, task.example)
+    limits: dict[str, Any] = {task.cost: fraction}
+    budget = hc.Budget(gated, steps=task.steps, **limits)
+    groups = hc.parameter_groups(gated, LR, GATE_LR)
+    path = _loop(task, gated, groups, budget, device)
+    seconds = time.perf_counter() - start
+    hc.recalibrate(gated, [task.batch()[0] for _ in range(50)])
+    small = hc.compact(gated, budget=budget)
+    (delivered,) = budget.delivered().values()
+    counted = hc.count(small, task.example), hc.count(task.build(), task.example.cpu())
+    kept = hc.CompactionPlan.of(small).groups.values()
+    width = sum(len(each.kept) for each in kept) / sum(each.units for each in kept)
+    return {
+        "budget": fraction,
+        "delivered": round(delivered, 5),
+        "off": round(delivered / fraction - 1, 4),
+        "compacted": round(width if task.cost == "units" else counted[0].macs / counted[1].macs, 5),
+        "error": task.error(gated),
+        "compacted_error": task.error(small),
+        "seconds": round(seconds, 1),
+        "path": path,
+    }
+
+
+def _loop(
+    task: Task, model: nn.Module, groups: list[dict[str, Any]], budget: Any, device: torch.device
+) -> list[list[float]]:
+    """The training loop; on a GPU the step is one replayed graph. Weights anneal, gates do not."""
+    for group in groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    on_gpu = device.type == "cuda"
+    optimizer = torch.optim.Adam(groups, fused=True, capturable=on_gpu)
+    rate = optimizer.param_groups[0]["lr"]
+    path: list[list[float]] = []
+
+    def step() -> None:
+        x, y = task.batch()
+        loss = F.cross_entropy(_scores(model(x)), y.flatten())
+        if budget is not None:
+            loss = loss + budget()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        if budget is not None:
+            budget.step()
+
+    model.train()
+    done = 0
+    replay = step
+    if on_gpu:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            step()
+        replay, done = graph.replay, 4
+    for k in range(done, task.steps):
+        if k % 50 == 0:
+            rate.fill_(0.5 * LR * (1 + math.cos(math.pi * k / task.steps)))
+        replay()
+        if budget is not None and (k % max(1, task.steps // LOOKS) == 0 or k == task.steps - 1):
+            (delivered,), (expected,) = budget.delivered().values(), budget.expected().values()
+            multiplier = budget.state_dict()["log_multiplier"].exp().item()
+            path.append([k + 1, round(delivered, 5), round(expected, 5), round(multiplier, 6)])
+    return path
+
+
+def draw(runs: list[dict[str, Any]], out: Path) -> tuple[Path, Path]:
+    """Costs and multipliers over training, a panel for each network."""
+    names = list(dict.fromkeys(run["network"] for run in runs))
+
+    def on(figure: Any) -> None:
+        panels = figure.subplots(2, len(names), squeeze=False, sharex="col")
+        for name, costs, multipliers in zip(names, *panels, strict=True):
+            own = [run for run in runs if run["network"] == name and "path" in run]
+            for run, colour in zip(own, (BLUE, VERMILION, GREEN), strict=False):
+                steps, delivered, expected, multiplier = zip(*run["path"], strict=True)
+                label = f"{run['budget']:.0%}: {run['off']:+.1%}"
+                costs.plot(steps, delivered, "-", color=colour, label=label)
+                costs.plot(steps, expected, ":", color=colour)
+                costs.axhline(run["budget"], color=colour, linewidth=0.5)
+                multipliers.semilogy(steps, multiplier, color=colour)
+            costs.set(title=name, yscale="log")
+            costs.legend(title="budget: delivered against it", fontsize=7, title_fontsize=7)
+            multipliers.set_xlabel("step")
+        panels[0][0].set_ylabel("cost: delivered (line), expected (dots)")
+        panels[1][0].set_ylabel("multiplier")
+
+    return save(on, out, "budgets", (3.6 * len(names), 6))
+
+
+def main() -> None:
+    """Train everything and print, and perhaps write and draw, the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[*TASKS], choices=[*TASKS])
+    parser.add_argument("--steps", type=int, help="instead of each network's own number")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = choose_device(arguments.device)
+    runs: list[dict[str, Any]] = []
+    for name in arguments.only:
+        task = TASKS[name](arguments.data, device)
+        if arguments.steps:
+            task = Task(**{**vars(task), "steps": arguments.steps})
+        for fraction in (None, *BUDGETS):
+            found = train(task, fraction, arguments.seed, device)
+            runs.append({"network": name, "steps": task.steps, "cost": task.cost, **found})
+            print({key: value for key, value in runs[-1].items() if key != "path"}, flush=True)
+            if arguments.out:
+                about = {"environment": environment(device), "seed": arguments.seed}
+                arguments.out.write_text(json.dumps({**about, "runs": runs}) + "\n")
+    if arguments.out:
+        draw(runs, arguments.out.parent)
+
+
+if __name__ == "__main__":
+    main()
