@@ -39,7 +39,7 @@ class Constraint:
 
     def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities."""
-        return self._share(probability, gated.ledger.expected)
+        return self._share(probability, lambda gates: gated.ledger.expected(gates))
 
     def _share(self, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
