@@ -11,7 +11,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 import hardconcrete
-from hardconcrete.errors import HardConcreteError
+from hardconcrete.errors import ArgumentError, HardConcreteError
 
 if TYPE_CHECKING:
     from hardconcrete.paper.demo import Demo
@@ -55,6 +55,21 @@ class ManyValues(TyperCommand):
 Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the samples in part (b).")]
 Samples = Annotated[int, typer.Option(min=1, help="Samples averaged in part (b).")]
+
+
+Macs = Annotated[
+    float | None,
+    typer.Option(help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3."),
+]
+Params = Annotated[
+    float | None, typer.Option(help="Likewise: the part of the dense parameters to keep.")
+]
+
+
+def refuse_both(lam: bool, macs: float | None, params: float | None) -> None:
+    """A lambda says how much a unit costs, a budget what all of them may."""
+    if lam and not macs is params is None:
+        raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
 
 
 @contextmanager
@@ -105,9 +120,15 @@ def demo(
         typer.Option(help="Folder with MNIST; else HARDCONCRETE_DATA, the cache, or a download."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of both networks.")] = 0,
+    lam: Annotated[
+        float | None, typer.Option(min=0, help="Lambda times the number of training images.")
+    ] = None,
+    macs: Macs = None,
+    params: Params = None,
 ) -> None:
     """See one gate at work, then watch a network learn which of its own units to drop."""
     with refusals_in_words():
+        refuse_both(lam is not None, macs, params)
         from hardconcrete.paper.demo import demo as run_demo
         from hardconcrete.paper.demo import find_data
         from hardconcrete.paper.figures import figure2
@@ -115,7 +136,7 @@ def demo(
         show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
         train, test, title = find_data(data)
         typer.echo(f"\nA gate on every input and hidden unit of a network; data: {title}")
-        show_demo(run_demo(train, test, out, seed))
+        show_demo(run_demo(train, test, out, seed, lam=lam, macs=macs, params=params))
 
 
 def show_demo(found: "Demo") -> None:
@@ -174,7 +195,10 @@ def reproduce_figure2(out: Out = Path("report"), samples: Samples = 10_000, seed
 
 
 Runs = Annotated[Path, typer.Option(help="Folder for the files of the runs.")]
-Lam = Annotated[list[float], typer.Option(help="Lambda times N: one number, or one per group.")]
+Lam = Annotated[
+    list[float] | None,
+    typer.Option(help="Lambda times N: one number, 0.1 by default, or one per group."),
+]
 Seeds = Annotated[list[int], typer.Option(help="Seeds, trained side by side: --seeds 0 1 2.")]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
@@ -190,14 +214,24 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last c
 
 
 def reproduce_row(
-    network: str, lam: list[float], seeds: list[int], epochs: int, validate: bool, **where: Any
+    network: str,
+    lam: list[float] | None,
+    limits: dict[str, float | None],
+    seeds: list[int],
+    settings: dict[str, Any],
+    **where: Any,
 ) -> None:
     """Train an experiment and print it beside the paper's row."""
     with refusals_in_words():
+        refuse_both(bool(lam), **limits)
         from hardconcrete.paper.experiment import Experiment
         from hardconcrete.paper.mnist import run
 
-        experiment = Experiment(network, tuple(lam), tuple(seeds), epochs, validate)
+        if limits["macs"] is limits["params"] is None:
+            lams: tuple[float, ...] = tuple(lam or [0.1])
+        else:
+            lams, settings = (), {**settings, **limits, "method": "budget"}
+        experiment = Experiment(network, lams, tuple(seeds), **settings)
         try:
             results = run(experiment, **where)
         except KeyboardInterrupt:
@@ -237,8 +271,10 @@ def add_row(network: str, help_text: str) -> None:
 
     @reproduce.command(network, cls=ManyValues, help=help_text)
     def row(
-        lam: Lam = [0.1],  # noqa: B006  (typer copies it)
-        seeds: Seeds = [0],  # noqa: B006
+        lam: Lam = None,
+        macs: Macs = None,
+        params: Params = None,
+        seeds: Seeds = [0],  # noqa: B006  (typer copies it)
         epochs: Epochs = 200,
         device: Device = "auto",
         out: Runs = Path("runs"),
@@ -247,7 +283,8 @@ def add_row(network: str, help_text: str) -> None:
         resume: Resume = False,
     ) -> None:
         where = {"out": out, "data": data, "device": device, "resume": resume}
-        reproduce_row(network, lam, seeds, epochs, validate, **where)
+        settings = {"epochs": epochs, "validate": validate}
+        reproduce_row(network, lam, {"macs": macs, "params": params}, seeds, settings, **where)
 
 
 add_row("mlp", "Table 1, MLP 784-300-100: --lam 0.1, or separately --lam 0.1 0.5 5.")
@@ -277,7 +314,7 @@ def reproduce_table1(
         bool,
         typer.Option(
             "--faithful",
-            help="The L0 rows as the authors' code trains them: each difference, then all.",
+            help="The L0 rows as the authors' code trains them: what differs, by itself, then all.",
         ),
     ] = False,
     epochs: Epochs = 200,
@@ -308,7 +345,7 @@ def reproduce_figure3(
     seeds: Count = 5,
     epochs: Epochs = 200,
     device: Device = "auto",
-    out: Out = Path("report"),
+    out: Results = Path("results"),
     runs: Sweeps = Path("runs"),
     data: Data = None,
 ) -> None:
@@ -316,7 +353,9 @@ def reproduce_figure3(
     with a_second_call_continues():
         from hardconcrete.paper.figure3 import figure3
         from hardconcrete.paper.table1 import experiments, train
+        from hardconcrete.report.plots import check_plotting
 
+        check_plotting(out)
         chosen = [each for each in experiments(seeds, epochs) if each.method == "l0"]
         rows = train(chosen, runs=runs, data=data, device=device, say=typer.echo)
         show(figure3(rows, runs, out), "Figure 3: MFLOPs per image")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.experiment import Experiment, learner
@@ -110,6 +111,45 @@ def test_spatial_dropout_can_be_stacked(noise: Images) -> None:
     pair = networks(Experiment("lenet5", (), method="dropout"), range(2))
     list(Engine(pair, noise, stacked=True))
     assert all(each.model.conv1[0].weight.isfinite().all() for each in pair)
+
+
+def test_dropout_on_a_cpu_does_not_depend_on_company(noise: Images) -> None:
+    def trained(*seeds: int) -> torch.Tensor:
+        experiment = Experiment("mlp", (), method="dropout")
+        learners = [learner(experiment, seed, 60, CPU) for seed in seeds]
+        for each in learners:
+            each.recipe = Recipe(epochs=2, batch_size=20)
+        state = torch.get_rng_state()
+        list(Engine(learners, noise))
+        assert torch.equal(torch.get_rng_state(), state)
+        return learners[0].model.fc3[1].weight
+
+    alone = trained(0)
+    assert torch.equal(trained(0, 1), alone)
+
+
+def test_a_budget_is_resumed_bit_identically_and_is_not_stacked(noise: Images) -> None:
+    def budgeted() -> Learner:
+        return learner(Experiment("mlp", (), epochs=6, method="budget", macs=0.5), 0, 300, CPU)
+
+    whole, first, second = budgeted(), budgeted(), budgeted()
+    for each in (whole, first, second):
+        each.recipe = Recipe(epochs=6, batch_size=20, gate_lr=0.1)
+    list(Engine([whole], noise))
+    engine = Engine([first], noise)
+    for epoch in engine:
+        if epoch == 3:
+            break
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    engine = Engine([second], noise)
+    second.restore(saved)
+    engine.done = 3
+    list(engine)
+    assert {"budget.steps", "budget.log_multiplier"} <= saved.keys()
+    for name, tensor in whole.state().items():
+        assert torch.equal(tensor, second.state()[name]), name
+    with pytest.raises(ArgumentError, match="cannot be stacked"):
+        Engine([budgeted(), budgeted()], noise, stacked=True)
 
 
 def test_gates_are_clamped_after_each_step(noise: Images) -> None:

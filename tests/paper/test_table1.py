@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from typer.testing import CliRunner
 
 from hardconcrete.cli import app
 from hardconcrete.errors import ArgumentError, DataError
-from hardconcrete.paper import table1
+from hardconcrete.paper import examination, table1
 from hardconcrete.paper.examination import READOUTS
 from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, gated_network, learner
 from hardconcrete.paper.gallery import gallery
+from hardconcrete.paper.records import RunFolder
 
 
 def call(*arguments: str) -> str:
@@ -22,13 +24,11 @@ def call(*arguments: str) -> str:
     return result.output
 
 
-def test_a_sweep_can_be_stopped_and_ends_in_a_table_a_figure_and_a_page(
-    opened: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_ends_in_a_table_a_figure_and_a_page(opened: list[str], tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "results"
     common = ["--seeds", "2", "--epochs", "2", "--device", "cpu", "--runs", str(runs)]
     said = call("table1", *common, "--out", str(out))
-    assert "8 runs on this CPU will take about" in said
+    assert re.search(r"8 runs on this CPU will take about \d+ minutes", said)
     assert "run 8 of 8: LeNet-5-Caffe 20-50-800-500, L0, lambda sep." in said
     lines = list(csv.DictReader((out / "table1.csv").read_text().splitlines()))
     assert len(lines) == 16
@@ -70,6 +70,72 @@ def test_a_sweep_can_be_stopped_and_ends_in_a_table_a_figure_and_a_page(
     assert "gallery/pixels.png" in (tmp_path / "docs" / "gallery.md").read_text()
 
 
+def test_a_stopped_sweep_goes_on_and_says_if_the_test_set_was_opened_before(
+    opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [Experiment("mlp", (), method="dropout", epochs=2), Experiment("mlp", epochs=2)]
+    whole = table1.train(chosen, runs=tmp_path / "whole", device="cpu")
+    readouts = examination._readouts
+    monkeypatch.setattr(examination, "_readouts", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        table1.train(chosen, runs=tmp_path / "cut", device="cpu")
+    monkeypatch.setattr(examination, "_readouts", readouts)
+    resumed = table1.train(chosen, runs=tmp_path / "cut", device="cpu")
+    assert [row.results[0].error for row in resumed] == [row.results[0].error for row in whole]
+    assert [len(row.record["test_opened"]) for row in whole] == [1, 1]
+    assert [len(row.record["test_opened"]) for row in resumed] == [1, 2]
+    assert opened.count("test") == 5
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("opened")
+def test_other_settings_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    table1.train([Experiment("mlp", epochs=1)], runs=tmp_path, device="cpu")
+    chosen = [Experiment("mlp", (), method="dense", epochs=2), Experiment("mlp", epochs=2)]
+    with pytest.raises(ArgumentError, match="epochs=1, which cannot go on with 2"):
+        table1.train(chosen, runs=tmp_path, device="cpu")
+    assert not (tmp_path / "mlp-dense").exists()
+
+
+@pytest.mark.usefixtures("opened")
+def test_what_is_finished_needs_no_data_and_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [Experiment("mlp", epochs=1)]
+    first = table1.train(chosen, runs=tmp_path, device="cpu")
+    monkeypatch.setattr("hardconcrete.paper.mnist.load_mnist", interrupt)
+    assert table1.train(chosen, runs=tmp_path, device="nowhere") == first
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_damaged_snapshot_is_found_before_the_test_set_is_opened(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.snapshot(3, 0, {"x": torch.ones(2)})
+    assert next(iter(folder.snapshots(0)))[0] == 3
+    (tmp_path / "snapshots" / "0003-0.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match="0003-0.* is damaged"):
+        list(folder.snapshots(0))
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_budget_is_met_by_a_row(tmp_path: Path) -> None:
+    arguments = ["--macs", "0.3", "--epochs", "60", "--device", "cpu", "--out", str(tmp_path)]
+    said = call("mlp", *arguments)
+    assert "seed 0" in said
+    record = json.loads((tmp_path / "mlp-budget-macs-0.3" / "record.json").read_text())
+    assert 0.28 < record["results"][0]["small_flops"] / 532_400 <= 0.3
+
+
+def test_a_lambda_and_a_budget_exclude_each_other() -> None:
+    for command in (["demo"], ["reproduce", "mlp"]):
+        result = CliRunner().invoke(app, [*command, "--lam", "0.1", "--params", "0.5"])
+        assert result.exit_code == 1
+        assert "exclude each other" in result.output
+
+
 def test_the_authors_differences_are_tried_one_by_one_and_together() -> None:
     names = [each.name for each in table1.experiments(1, faithful=True)]
     assert names[:2] == ["mlp-0.1-clamp", "mlp-0.1-clamp-average"]
@@ -101,8 +167,10 @@ def test_quirks_reach_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"method": "l1"}, "'l1' is not known: l0, dense, dropout"),
-        ({"method": "dense"}, "a dense network has no gates"),
+        ({"method": "l1"}, "'l1' is not known: l0, dense, dropout, budget"),
+        ({"method": "dense"}, "a dense network has no lambdas"),
+        ({"method": "budget", "lam": ()}, "a budget, and nothing else, takes macs"),
+        ({"macs": 0.5}, "a budget, and nothing else, takes macs"),
         ({"quirks": ("luck",)}, "quirk 'luck' is not known: clamp, average, bias"),
     ],
 )

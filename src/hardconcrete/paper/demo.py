@@ -91,8 +91,26 @@ def find_data(data: Path | None) -> tuple[Images, Images, str]:
         return load_digits("train"), load_digits("test"), f"{title} ({reason})"
 
 
-def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
+def demo(
+    train: Images,
+    test: Images,
+    out: Path,
+    seed: int = 0,
+    *,
+    lam: float | None = None,
+    macs: float | None = None,
+    params: float | None = None,
+) -> Demo:
     """Train both networks, compare them, and draw what the gates did into ``out``.
+
+    Args:
+        train: what they are trained on.
+        test: what they are tested on.
+        out: folder for pictures, record and small model.
+        seed: of both networks.
+        lam: lambda times the number of examples, if not the setting's.
+        macs: instead of a lambda, the part of the dense multiply-adds to keep.
+        params: likewise of the parameters.
 
     Example:
         ``demo(*find_data(None)[:2], Path("report"))`` is what ``hardconcrete demo`` runs.
@@ -103,7 +121,14 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
     dense = Learner("dense", seed, MLP(setting.side**2, setting.hidden), setting.recipe)
     model = MLP(setting.side**2, setting.hidden)
     gated = hc.attach_gates(model, train.images[:1].float(), sites=[*setting.sizes], droprate=0.3)
-    penalty = hc.L0Penalty(gated, setting.lam / len(train))
+    lam = setting.lam if lam is None else lam
+    limits = {"macs": macs, "params": params}
+    steps = setting.recipe.epochs * (len(train) // setting.recipe.batch_size)
+    penalty: hc.Budget | hc.L0Penalty = (
+        hc.L0Penalty(gated, lam / len(train))
+        if macs is params is None
+        else hc.Budget(gated, macs=macs, params=params, steps=steps)
+    )
     learners = [dense, Learner("gated", seed, gated, setting.recipe, penalty)]
     history = _train(learners, train, setting)
     first, second = (
@@ -112,14 +137,15 @@ def demo(train: Images, test: Images, out: Path, seed: int = 0) -> Demo:
     )
     gated = learners[1].averaged
     files = _draw(gated, history, setting, out)
-    small = hc.compact(gated)
+    small = hc.compact(gated, budget=learners[1].budget)
     hc.save(out / "small.safetensors", small)
     report = hc.measure(gated, small, test.images[:64].float())
     record = {
         "dataset": train.name,
         "seed": seed,
         "recipe": asdict(setting.recipe),
-        "lam_times_examples": setting.lam,
+        "lam_times_examples": lam if macs is params is None else None,
+        "budget": limits,
         "dense": asdict(first),
         "gated": asdict(second),
         "small_error": error_rate(small, test),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.cost.timing import interleaved
@@ -82,10 +82,12 @@ def examine(
     small = [_small(learner, folder) for learner in learners]
     tuned = _tuned(learners, small, training)
     times = [_latencies(experiment, model) for model in small]
+    kept = [list(folder.snapshots(learner.seed)) for learner in learners]
     test = open_test()
     network = NETWORKS[experiment.network]
     results = []
-    for learner, compacted, further, latency in zip(learners, small, tuned, times, strict=True):
+    each = zip(learners, small, tuned, times, kept, strict=True)
+    for learner, compacted, further, latency, snapshots in each:
         model = learner.averaged
         now = status(model, 0.0, network.sizes, network.dense_macs)
         gated = isinstance(model, hc.GatedModel)
@@ -96,11 +98,12 @@ def examine(
         )
         counted = hc.count(compacted, torch.zeros(1, 1, 28, 28, device=learner.device))
         given, expected = answers(compacted, test), answers(model, test)
+        wrong = int((given != test.labels).sum())
         results.append(
             Result(
                 seed=learner.seed,
                 units=now.units,
-                error=round(error_rate(compacted, test), 4),
+                error=round(100 * wrong / len(test), 4),
                 disagreements=int((given != expected).sum()),
                 expected_flops=2 * now.expected,
                 uncoupled_flops=2 * network.uncoupled(alive),
@@ -113,7 +116,7 @@ def examine(
                 dense_latency=latency[1],
                 tuned_error=round(error_rate(further, test), 4),
                 readouts=dict(_readouts(experiment, model, test)) if gated else {},
-                curve=dict(_curve(learner, folder, test)),
+                curve=dict(_curve(model, snapshots, test)),
             )
         )
     return results
@@ -124,7 +127,7 @@ def _small(learner: Learner, folder: RunFolder) -> nn.Module:
     model: nn.Module = learner.averaged
     if not isinstance(model, hc.GatedModel):
         return copy.deepcopy(model)
-    small = hc.compact(model)
+    small = hc.compact(model, budget=learner.budget)
     hc.save(folder.small(learner.seed), small)
     return small
 
@@ -163,8 +166,10 @@ def _readouts(
         yield rule, {"error": error, "units": [*now.units], "flops": 2 * now.delivered}
 
 
-def _curve(learner: Learner, folder: RunFolder, test: Images) -> Iterator[tuple[str, float]]:
-    model = copy.deepcopy(learner.averaged)
-    for epoch, state in folder.snapshots(learner.seed):
+def _curve(
+    model: nn.Module, snapshots: list[tuple[int, dict[str, Tensor]]], test: Images
+) -> Iterator[tuple[str, float]]:
+    model = copy.deepcopy(model)
+    for epoch, state in snapshots:
         model.load_state_dict(state)
         yield str(epoch), round(error_rate(model, test), 4)

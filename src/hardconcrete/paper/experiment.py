@@ -14,7 +14,10 @@ from hardconcrete.paper.flops import Macs, lenet5_uncoupled_macs, mlp_uncoupled_
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, LeNet5, with_dropout
 
-Method = Literal["l0", "dense", "dropout"]
+Method = Literal["l0", "dense", "dropout", "budget"]
+
+GATE_LR = 1e-2
+"""Learning rate of the gates where a budget moves them."""
 
 QUIRKS = {
     "clamp": "log alpha is kept within log 100 of 0 after each step",
@@ -73,9 +76,12 @@ class Experiment:
         seeds: networks that are trained side by side.
         epochs: passes over the training images.
         validate: hold 5,000 training images out, test on those, and never open the test set.
-        method: ``"l0"``, ``"dense"``, or ``"dropout"`` where the gates would be, at their rates.
+        method: ``"l0"``; ``"dense"``; ``"dropout"`` where the gates would be, at their rates; or
+            ``"budget"``.
         quirks: where to do as the authors' public code, which differs from the paper: some or all
             of ``QUIRKS``.
+        macs: multiply-adds that the budget leaves, as a part of the dense ones.
+        params: parameters likewise.
     """
 
     network: str
@@ -85,6 +91,8 @@ class Experiment:
     validate: bool = False
     method: Method = "l0"
     quirks: tuple[str, ...] = ()
+    macs: float | None = None
+    params: float | None = None
 
     def __post_init__(self) -> None:
         if self.network not in NETWORKS:
@@ -100,7 +108,9 @@ class Experiment:
                 f"not {len(self.lam)}"
             )
         if self.method != "l0" and (self.lam or self.quirks):
-            raise ArgumentError(f"a {self.method} network has no gates: leave lam and quirks empty")
+            raise ArgumentError(f"a {self.method} network has no lambdas and no quirks of theirs")
+        if (self.method == "budget") != bool(self.limits):
+            raise ArgumentError("a budget, and nothing else, takes macs=... or params=...")
         for quirk in {*self.quirks} - {*QUIRKS}:
             raise ArgumentError(f"quirk {quirk!r} is not known: {', '.join(QUIRKS)}")
         for lam in self.lam:
@@ -123,11 +133,20 @@ class Experiment:
             'mlp-0.1-0.5-5-clamp-bias'
         """
         method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
+        method += [f"{cost}-{limit:g}" for cost, limit in self.limits.items()]
         return "-".join([self.network, *method, *self.quirks, *["validate"] * self.validate])
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What a budget leaves of each cost."""
+        given = {"macs": self.macs, "params": self.params}
+        return {cost: limit for cost, limit in given.items() if limit is not None}
 
     @property
     def title(self) -> str:
         """What it is called in a table."""
+        if self.method == "budget":
+            return ", ".join(f"{limit:.0%} of the {cost}" for cost, limit in self.limits.items())
         if self.method != "l0":
             return self.method
         rows = NETWORKS[self.network].rows
@@ -148,13 +167,25 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         epochs=experiment.epochs,
         clamp=math.log(100) if "clamp" in quirks else None,
         divided_average="average" in quirks,
+        gate_lr=GATE_LR if experiment.method == "budget" else None,
     )
+    if experiment.method == "budget":
+        gated = with_gates(network, device)
+        steps = experiment.epochs * (examples // recipe.batch_size)
+        budget = hc.Budget(gated, steps=max(3, steps), **experiment.limits)
+        return Learner(f"seed {seed}", seed, gated, recipe, budget)
     if experiment.method != "l0":
         rates = network.droprate if experiment.method == "dropout" else {}
         model = with_dropout(network.build(), rates).to(device)
         return Learner(f"seed {seed}", seed, model, recipe)
     gated, penalty = gated_network(network, experiment.lam, examples, device, "bias" in quirks)
     return Learner(f"seed {seed}", seed, gated, recipe, penalty)
+
+
+def with_gates(network: Network, device: torch.device) -> hc.GatedModel:
+    """A network with the paper's gates, for one image."""
+    model, image = network.build().to(device), torch.zeros(1, 1, 28, 28, device=device)
+    return hc.attach_gates(model, image, sites=[*network.sizes], droprate=network.droprate)
 
 
 def gated_network(
@@ -169,16 +200,14 @@ def gated_network(
     ``without_bias`` leaves the biases of convolutions at zero and takes them from |g| instead of
     adding them: a map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
     """
-    model = network.build().to(device)
-    images = torch.zeros(1, 1, 28, 28, device=device)
-    gated = hc.attach_gates(model, images, sites=[*network.sizes], droprate=network.droprate)
+    gated = with_gates(network, device)
     each = [*lam] * len(gated.groups) if len(lam) == 1 else lam
     rates = {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
     if without_bias:
         for group in gated.groups:
             if group.name.endswith(":out"):
                 rates[group.name] *= (group.size - 2) / group.size
-        for module in model.modules():
+        for module in gated.model.modules():
             if isinstance(module, nn.Conv2d):
                 module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
     return gated, hc.L0Penalty(gated, rates)

@@ -12,7 +12,7 @@ import hardconcrete as hc
 from hardconcrete.errors import DataError
 from hardconcrete.paper.experiment import NETWORKS, Experiment
 from hardconcrete.paper.records import RunFolder
-from hardconcrete.report.plots import COLOURS, save
+from hardconcrete.report.plots import COLOURS, check_plotting, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +47,9 @@ times their gates; a crossed one is shut, and no part of the compacted network.
 """
 
 
-def gallery(runs: Path, out: Path, epochs: int = 200, seed: int = 0) -> tuple[Path, ...]:
+def gallery(runs: Path, out: Path, seed: int = 0) -> tuple[Path, ...]:
     """Draw the pictures from the runs of ``table1`` into ``out/gallery``, and write the page."""
+    check_plotting(out)
     mlp, (uniform, separate) = [*NETWORKS["mlp"].rows], [*NETWORKS["lenet5"].rows]
     pixels = _snapshots(runs, Experiment("mlp", mlp[0]), seed)
     lenets = [_snapshots(runs, Experiment("lenet5", lam), seed) for lam in (uniform, separate)]
@@ -59,7 +60,7 @@ def gallery(runs: Path, out: Path, epochs: int = 200, seed: int = 0) -> tuple[Pa
         *_filters([snapshots[max(snapshots)] for snapshots in lenets], pictures),
     )
     page = out / "gallery.md"
-    page.write_text(PAGE.format(epochs=epochs, seed=seed))
+    page.write_text(PAGE.format(epochs=max(pixels), seed=seed))
     return page, *files
 
 

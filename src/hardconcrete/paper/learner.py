@@ -77,7 +77,8 @@ class Learner:
         seed: of the order of the data and of the gates; the model was initialised by the caller.
         model: a plain module or a ``GatedModel``.
         recipe: how it is trained.
-        penalty: added to the cross-entropy; its lambda is constant.
+        penalty: added to the cross-entropy; a penalty's lambda is constant, a budget takes its
+            step after the optimiser's.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Learner:
         self.name, self.seed, self.recipe = name, seed, recipe
         self.model = model.train()
         self.objective = Objective(model, penalty)
+        self.budget = penalty if isinstance(penalty, hc.Budget) else None
         self.device = next(model.parameters()).device
         averaging = get_ema_multi_avg_fn(recipe.averaging)
         self.average = AveragedModel(model, multi_avg_fn=averaging).eval()
@@ -124,6 +126,9 @@ class Learner:
         for index, parameter in enumerate(parameters):
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{index}.{key}"] = value
+        if self.budget is not None:
+            state = self.budget.state_dict()
+            tensors |= {f"budget.{name}": value for name, value in state.items()}
         return tensors
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -131,14 +136,19 @@ class Learner:
         own = self.state()
         for name in own.keys() ^ state.keys():
             raise DataError(f"this checkpoint is of another network: {name} is in one of them only")
+        for name, value in own.items():
+            if value.shape != state[name].shape:
+                raise DataError(
+                    f"this checkpoint is of another network: {name} has the shape "
+                    f"{list(state[name].shape)}, not {list(value.shape)}"
+                )
         with torch.no_grad():
             for name, value in own.items():
-                if value.shape != state[name].shape:
-                    raise DataError(
-                        f"this checkpoint is of another network: {name} has the shape "
-                        f"{list(state[name].shape)}, not {list(value.shape)}"
-                    )
                 value.copy_(state[name])
+        if self.budget is not None:
+            mark = "budget."
+            own = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
+            self.budget.load_state_dict(own)
 
     @property
     def averaged(self) -> Any:

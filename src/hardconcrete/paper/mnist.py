@@ -44,29 +44,28 @@ def run(
         ...     print(error)
         --lam takes one number or one for each of fc1:in, fc2:in, fc3:in, not 2
     """
+    folder = RunFolder(out / experiment.name)
+    finished = results_in(folder, experiment, resume)
+    if finished is not None:  # the test set was read for it; it is not read again
+        return finished
     place = choose_device(device)
     training = load_mnist("train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
-    folder = RunFolder(out / experiment.name)
     folder.begin(experiment.settings(), resume=resume)
-    record = folder.read()
-    if "results" in record:  # the test set was read for it; it is not read again
-        return [Result.of(row) for row in record["results"]]
     started = time.perf_counter()
+
+    def open_test() -> Images:
+        openings = [*folder.read().get("test_opened", []), environment(place)["date"]]
+        folder.write({**folder.read(), "test_opened": openings})
+        return held_out if experiment.validate else load_mnist("test", data)
+
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     seconds = _train(experiment, learners, training, folder, sweep)
-    finished = examine(
-        experiment,
-        learners,
-        training,
-        lambda: held_out if experiment.validate else load_mnist("test", data),
-        folder,
-        seconds,
-    )
+    finished = examine(experiment, learners, training, open_test, folder, seconds)
     folder.write(
         {
-            **record,
+            **folder.read(),
             "environment": environment(place),
             "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
             "seconds_in_all": round(time.perf_counter() - started, 1),
@@ -74,6 +73,17 @@ def run(
         }
     )
     return finished
+
+
+def results_in(
+    folder: RunFolder, experiment: Experiment, resume: bool = True
+) -> list[Result] | None:
+    """What a finished run ended with; None if there is none, or it is not finished."""
+    if not folder.record.exists():
+        return None
+    folder.begin(experiment.settings(), resume=resume)
+    record = folder.read()
+    return [Result.of(row) for row in record["results"]] if "results" in record else None
 
 
 def choose_device(device: str) -> torch.device:
@@ -103,7 +113,8 @@ def _train(
 ) -> float:
     """Train to the end, from the last checkpoint if there is one; the seconds that took."""
     network = NETWORKS[experiment.network]
-    engine = Engine(learners, training, stacked=learners[0].device.type == "cuda")
+    stacked = learners[0].device.type == "cuda" and experiment.method != "budget"
+    engine = Engine(learners, training, stacked=stacked)
     _continue(folder, engine)
     saved = time.perf_counter()
     names = [each.name for each in learners]

@@ -98,9 +98,7 @@ class RunFolder:
     def snapshots(self, seed: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The networks that were kept of a seed, with their epochs."""
         for path in sorted(self.path.glob(f"snapshots/*-{seed}.safetensors")):
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            yield int(path.name.split("-")[0]), tensors
+            yield int(path.name.split("-")[0]), _read(path)[0]
 
     def _snapshot(self, epoch: int, seed: int) -> Path:
         return self.path / "snapshots" / f"{epoch:04d}-{seed}.safetensors"
@@ -109,24 +107,26 @@ class RunFolder:
         """Claim the folder for these settings, or continue in it."""
         if not self.record.exists():
             self.path.mkdir(parents=True, exist_ok=True)
+            for left in (self.metrics, self.checkpoint, *self.path.glob("snapshots/*")):
+                left.unlink(missing_ok=True)
             self.write({"settings": settings})
-            self.metrics.unlink(missing_ok=True)
-            self.checkpoint.unlink(missing_ok=True)
-            for left in self.path.glob("snapshots/*"):
-                left.unlink()
             return
-        before = self.read()["settings"]
-        for key in {*before, *settings}:
-            if before.get(key) != settings.get(key):
-                raise ArgumentError(
-                    f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
-                    f"with {settings.get(key)!r}; choose another --out, or delete it"
-                )
+        self.refuse_others(settings)
         if not resume:
             raise ArgumentError(
                 f"{self.path} holds this run already; continue it with --resume, choose another "
                 "--out, or delete it"
             )
+
+    def refuse_others(self, settings: dict[str, Any]) -> None:
+        """Refuse a folder that holds a run with other settings."""
+        before = self.read()["settings"] if self.record.exists() else settings
+        for key in {*before, *settings}:
+            if before.get(key) != settings.get(key):
+                raise ArgumentError(
+                    f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
+                    f"with {settings.get(key)!r}; choose another folder for the runs, or delete it"
+                )
 
     def read(self) -> dict[str, Any]:
         """The record."""
@@ -171,15 +171,25 @@ class RunFolder:
         return found
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], int, float]:
+        tensors, about = _read(self.checkpoint)
         try:
-            with safe_open(self.checkpoint, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = file.metadata()
             return tensors, int(about["epoch"]), float(about["seconds"])
-        except (SafetensorError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{self.checkpoint} is damaged ({error}); delete it to begin this run anew"
-            ) from error
+        except KeyError as error:
+            raise _damaged(self.checkpoint, error) from error
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and what it says about them."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except (SafetensorError, TypeError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is damaged ({error}); delete its folder to begin this run anew")
 
 
 def _replace(path: Path, text: str) -> None:

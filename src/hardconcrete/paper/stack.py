@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
@@ -37,6 +38,9 @@ class Stack:
         self, learners: Sequence[Learner], images: Tensor, labels: Tensor, *, compiled: bool
     ) -> None:
         self.learners, self.images, self.labels = learners, images, labels
+        self.budget = learners[0].budget
+        if self.budget is not None and len(learners) > 1:
+            raise ArgumentError("networks with budgets cannot be stacked: each has its own prices")
         first, count = learners[0], len(learners)
         batch = first.recipe.batch_size
         if len(labels) < batch:
@@ -50,6 +54,7 @@ class Stack:
         self.averages = _stacked([learner.average.module for learner in learners])
         self._trained = [each for each in self.parameters.values() if each.requires_grad]
         self.optimizer = first.optimizer if count == 1 else self._optimizer()
+        self._drops = any(isinstance(part, _DropoutNd) for part in first.model.modules())
         self._update_average = get_ema_multi_avg_fn(first.recipe.averaging)
         self._compiled: Callable[..., Any] | None = None
         self._compile = compiled
@@ -59,13 +64,27 @@ class Stack:
         orders = [learner.begin_epoch(epoch, len(self.labels)) for learner in self.learners]
         for index, order in enumerate(orders):
             self.order[:, index] = order[: self.order[:, index].numel()].view(self.steps, -1)
-        if any(isinstance(part, nn.Dropout) for part in self.learners[0].model.modules()):
-            torch.manual_seed(epoch + 1_000_003 * sum(learner.seed for learner in self.learners))
+        if self._drops:
+            seed = epoch + 1_000_003 * sum(learner.seed for learner in self.learners)
+            if self.order.is_cuda:  # of the device; a captured step goes on from there
+                torch.cuda.manual_seed(seed)
+            else:
+                self._random = torch.Generator().manual_seed(seed).get_state()
         self.done.zero_()
         self.loss.zero_()
 
     def step(self) -> None:
-        """One step of every learner on its next batch."""
+        """One step of every learner on its next batch; dropout has random numbers of its own."""
+        if not self._drops or self.order.is_cuda:
+            self._step()
+            return
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        self._step()
+        self._random = torch.get_rng_state()
+        torch.set_rng_state(outside)
+
+    def _step(self) -> None:
         batch = self.order.index_select(0, self.done)[0]
         images, labels = (
             part.index_select(0, batch.flatten()).view(*batch.shape, *part.shape[1:])
@@ -82,6 +101,8 @@ class Stack:
         if bound is not None and self.noise is not None:
             with torch.no_grad():
                 self.parameters["gates.log_alpha"].clamp_(-bound, bound)
+        if self.budget is not None:
+            self.budget.step()
         current, averages = list(self.parameters.values()), list(self.averages.values())
         self._update_average(averages, current, self.done)
         self.done.add_(1)

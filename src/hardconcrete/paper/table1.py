@@ -13,7 +13,7 @@ import torch
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images, load_mnist
 from hardconcrete.paper.display import Sweep
-from hardconcrete.paper.examination import READOUTS, Result
+from hardconcrete.paper.examination import LATENCY_BATCH, READOUTS, TUNING, Result
 from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, learner
 from hardconcrete.paper.mnist import choose_device, run
 from hardconcrete.paper.records import RunFolder
@@ -113,11 +113,14 @@ def train(
     say: Say = print,
 ) -> list[Row]:
     """Train what is not trained yet, one experiment after the other."""
+    for experiment in chosen:  # before the first of them is trained
+        RunFolder(runs / experiment.name).refuse_others(experiment.settings())
     waiting = [each for each in chosen if "results" not in _record(runs, each)]
     if waiting and choose_device(device).type == "cpu":
         training = load_mnist("train", data)
-        hours = sum(seconds_on_cpu(each, training) for each in waiting) / 3600
-        say(f"{len(waiting)} runs on this CPU will take about {hours:.1f} hours; a GPU, minutes")
+        seconds = sum(seconds_on_cpu(each, training, _epochs_done(runs, each)) for each in waiting)
+        about = f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{seconds / 60:.0f} minutes"
+        say(f"{len(waiting)} runs on this CPU will take about {about}")
     rows = []
     for number, experiment in enumerate(chosen, 1):
         sweep = Sweep(f"{TITLES[experiment.network]}, {experiment.title}", number, len(chosen))
@@ -137,8 +140,15 @@ def write(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, .
     return out / f"{name}.csv", out / f"{name}.md", *draw(rows, out, name)
 
 
-def seconds_on_cpu(experiment: Experiment, training: Images, steps: int = 5) -> float:
-    """How long an experiment would train here, from a few steps of one seed."""
+def _epochs_done(runs: Path, experiment: Experiment) -> int:
+    lines = RunFolder(runs / experiment.name).lines()
+    return lines[-1]["epoch"] if lines else 0
+
+
+def seconds_on_cpu(
+    experiment: Experiment, training: Images, done: int = 0, steps: int = 5
+) -> float:
+    """How long an experiment would still train here, from a few steps of one seed."""
     one = learner(experiment, 0, len(training), torch.device("cpu"))
     few = training.images[:1000].float() / 255, training.labels[:1000]
     stack = Stack([one], *few, compiled=False)
@@ -148,8 +158,8 @@ def seconds_on_cpu(experiment: Experiment, training: Images, steps: int = 5) -> 
     for _ in range(steps):
         stack.step()
     per_step = (time.perf_counter() - start) / steps
-    all_steps = experiment.epochs * (len(training) // one.recipe.batch_size)
-    return per_step * all_steps * len(experiment.seeds)
+    epochs = experiment.epochs - done + TUNING.epochs
+    return per_step * epochs * (len(training) // one.recipe.batch_size) * len(experiment.seeds)
 
 
 def _record(runs: Path, experiment: Experiment) -> dict[str, Any]:
@@ -178,7 +188,7 @@ def _lines(row: Row) -> Iterable[dict[str, Any]]:
             "seconds_of_all_seeds": result.seconds,
             "epochs": row.experiment.epochs,
             "tested_on": row.record["tested_on"],
-            **{key: about[key] for key in ("device", "torch", "python", "hardconcrete")},
+            **{key: about[key] for key in ("device", "threads", "torch", "python", "hardconcrete")},
             "commit": about["commit"],
             "date": about["date"],
         }
@@ -201,13 +211,17 @@ def markdown(rows: Sequence[Row]) -> str:
     """The table, the readouts and what tuning brings, as a page."""
     about, experiment = rows[0].record["environment"], rows[0].experiment
     seeds = len(experiment.seeds)
+    quirks = dict.fromkeys(quirk for row in rows for quirk in row.experiment.quirks)
     parts = [
-        "# Table 1\n",
+        "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
         f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
         f"tested on: {rows[0].record['tested_on']}. Median, and from the smallest to the largest. "
         "Error, parameters, multiply-adds and latency are those of the compacted network; units "
         "are gates that are left, as the paper counts. "
-        f"{about['device']}, torch {about['torch']}, commit {about['commit']}.\n",
+        f"{about['device']}, torch {about['torch']}, commit {about['commit']}; latency on the CPU "
+        f"of that machine, {about['threads']} threads, {LATENCY_BATCH} images.\n",
+        *(f"- {quirk}: {QUIRKS[quirk]}" for quirk in quirks),
+        *[""] * bool(quirks),
     ]
     for network, title in TITLES.items():
         own = [row for row in rows if row.experiment.network == network]
@@ -310,6 +324,8 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
         panels = figure.subplots(2, len(TITLES), squeeze=False)
         for (network, title), size, curve in zip(TITLES.items(), *panels, strict=True):
             own = [row for row in rows if row.experiment.network == network]
+            if not own:
+                continue
             for row, colour in zip(own, _COLOURS * len(own), strict=False):
                 found, label = row.results, row.experiment.title.replace("lambda", "λ")
                 points = [r.small_parameters for r in found], [r.error for r in found]
@@ -318,15 +334,17 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
                     epochs = [int(epoch) for epoch in result.curve]
                     curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
             for index, (method, point) in enumerate(PUBLISHED[network].items()):
-                at, below = (point[2], point[1]), (0, -10 if index % 2 else 5)
+                at, below = (point[2], point[1]), (0, (5, -10, 13)[index % 3])
                 size.plot(*at, "x", color="black", label=None if index else "published")
                 words = {"textcoords": "offset points", "fontsize": 6, "ha": "center"}
                 size.annotate(method.replace("lambda", "λ"), at, below, **words)
             size.set(xscale="log", xlabel="parameters of the compacted network", title=title)
-            size.set_ylabel("test error (%)")
+            tested = "held-out" if rows[0].experiment.validate else "test"
+            size.set_ylabel(f"{tested} error (%)")
             size.legend(fontsize=7)
-            curve.set(xscale="log", xlabel="epoch", ylim=(0, 6))
-            curve.set_ylabel("test error of the averaged network (%)")
+            top = max(result.error for row in own for result in row.results)
+            curve.set(xscale="log", xlabel="epoch", ylim=(0, 2 * top))
+            curve.set_ylabel(f"{tested} error of the averaged network (%)")
 
     return save(on, out, name, (11, 8))
 
