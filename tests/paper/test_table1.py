@@ -116,7 +116,7 @@ def test_a_damaged_snapshot_is_found_before_the_test_set_is_opened(tmp_path: Pat
     folder.snapshot(3, 0, {"x": torch.ones(2)})
     assert next(iter(folder.snapshots(0)))[0] == 3
     (tmp_path / "snapshots" / "0003-0.safetensors").write_bytes(b"short")
-    with pytest.raises(DataError, match="0003-0.* is damaged"):
+    with pytest.raises(DataError, match="is damaged"):
         list(folder.snapshots(0))
 
 

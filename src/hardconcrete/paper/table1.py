@@ -334,10 +334,10 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
                     epochs = [int(epoch) for epoch in result.curve]
                     curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
             for index, (method, point) in enumerate(PUBLISHED[network].items()):
-                at, below = (point[2], point[1]), (0, (5, -10, 13)[index % 3])
+                at = point[2], point[1]
                 size.plot(*at, "x", color="black", label=None if index else "published")
-                words = {"textcoords": "offset points", "fontsize": 6, "ha": "center"}
-                size.annotate(method.replace("lambda", "λ"), at, below, **words)
+                words = {"textcoords": "offset points", "fontsize": 6, "rotation": 40}
+                size.annotate(method.replace("lambda", "λ"), at, (2, 3), **words)
             size.set(xscale="log", xlabel="parameters of the compacted network", title=title)
             tested = "held-out" if rows[0].experiment.validate else "test"
             size.set_ylabel(f"{tested} error (%)")
