@@ -6,7 +6,7 @@ import torch
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper.datasets import Images, load_digits
-from hardconcrete.paper.engine import Engine, error_rate
+from hardconcrete.paper.engine import Engine, error_rate, scaled
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.stack import Stack
@@ -133,7 +133,7 @@ def test_a_replayed_graph_gives_what_a_cpu_would(digits: Images, seeds: tuple[in
     replayed = [learner(seed, epochs=1, device="cuda") for seed in seeds]
     train(*replayed, data=digits, stacked=True)
     eager = [learner(seed, epochs=1, device="cuda") for seed in seeds]
-    stacks = [Stack([one], *on_gpu(digits), compiled=False) for one in eager]
+    stacks = [Stack([one], *on_gpu(digits), prepare=scaled, compiled=False) for one in eager]
     for stack in stacks:
         stack.begin_epoch(0)
         for _ in range(stack.steps):
@@ -144,7 +144,7 @@ def test_a_replayed_graph_gives_what_a_cpu_would(digits: Images, seeds: tuple[in
 
 
 def on_gpu(data: Images) -> tuple[torch.Tensor, torch.Tensor]:
-    return data.images.cuda().float() / 255, data.labels.cuda()
+    return data.images.cuda(), data.labels.cuda()
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images
-from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.engine import Engine, scaled
 from hardconcrete.paper.experiment import Experiment, learner
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, with_dropout
@@ -77,9 +77,9 @@ def test_a_stacked_run_is_resumed_from_the_states_of_its_learners(noise: Images)
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_is_compiled_gives_the_same_gradients(count: int, noise: Images) -> None:
     experiment = Experiment("mlp")
-    images, labels = noise.images.float() / 255, noise.labels
+    images, labels = noise.images, noise.labels
     stacks = [
-        Stack(networks(experiment, range(count)), images, labels, compiled=compiled)
+        Stack(networks(experiment, range(count)), images, labels, prepare=scaled, compiled=compiled)
         for compiled in (False, True)
     ]
     for stack in stacks:
@@ -96,7 +96,7 @@ def test_dropout_differs_between_stacked_networks_and_repeats_by_epoch(noise: Im
             torch.manual_seed(0)
             models.append(with_dropout(MLP(), {"fc2:in": 0.5}))
         pair = [Learner("", 0, model, Recipe(epochs=1, batch_size=20)) for model in models]
-        stack = Stack(pair, noise.images.float() / 255, noise.labels, compiled=False)
+        stack = Stack(pair, noise.images, noise.labels, prepare=scaled, compiled=False)
         stack.begin_epoch(epoch)
         stack.step()
         return stack.loss.tolist()

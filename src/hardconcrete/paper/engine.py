@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,20 @@ from torch import Tensor, nn
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Learner
-from hardconcrete.paper.stack import Stack
+from hardconcrete.paper.stack import Prepare, Stack
 
 WARM_UP = 3
 """Steps before capture: they create the optimiser's state, and are undone."""
+
+
+def scaled(images: Tensor) -> Tensor:
+    """Pixels of 0 to 255, brought to [0, 1].
+
+    Example:
+        >>> scaled(torch.tensor([0, 51, 255], dtype=torch.uint8))
+        tensor([0.0000, 0.2000, 1.0000])
+    """
+    return images.float().div_(255)
 
 
 class Engine:
@@ -29,6 +40,7 @@ class Engine:
         data: what they are trained on.
         stacked: whether they differ in nothing but their seed, and shall step as one.
         compiled: whether a GPU runs compiled code; it takes some seconds to get ready.
+        prepare: makes of a batch of images what the networks take.
 
     Example:
         >>> import torch
@@ -48,6 +60,7 @@ class Engine:
         *,
         stacked: bool = False,
         compiled: bool = True,
+        prepare: Prepare = scaled,
     ) -> None:
         recipes = {(learner.recipe.epochs, learner.recipe.batch_size) for learner in learners}
         if len(recipes) != 1:
@@ -56,10 +69,10 @@ class Engine:
         self.seconds = 0.0
         self.epochs = learners[0].recipe.epochs
         device = learners[0].device
-        images, labels = data.images.to(device).float().div_(255), data.labels.to(device)
+        images, labels = data.images.to(device), data.labels.to(device)
         parts = [learners] if stacked else [[learner] for learner in learners]
-        compiled = compiled and device.type == "cuda"
-        self.stacks = [Stack(part, images, labels, compiled=compiled) for part in parts]
+        settings: Any = {"prepare": prepare, "compiled": compiled and device.type == "cuda"}
+        self.stacks = [Stack(part, images, labels, **settings) for part in parts]
         self.steps = self.stacks[0].steps
         self._step = self._prepare(device)
 
@@ -119,7 +132,9 @@ class Engine:
         return graph.replay
 
 
-def error_rate(model: nn.Module, data: Images, batch_size: int = 1000) -> float:
+def error_rate(
+    model: nn.Module, data: Images, batch_size: int = 1000, prepare: Prepare = scaled
+) -> float:
     """Percentage of wrong answers, in evaluation mode.
 
     Example:
@@ -130,11 +145,13 @@ def error_rate(model: nn.Module, data: Images, batch_size: int = 1000) -> float:
         >>> error_rate(torch.nn.Flatten(), data)
         25.0
     """
-    wrong = answers(model, data, batch_size) != data.labels
+    wrong = answers(model, data, batch_size, prepare) != data.labels
     return 100 * int(wrong.sum()) / len(data)
 
 
-def answers(model: nn.Module, data: Images, batch_size: int = 1000) -> Tensor:
+def answers(
+    model: nn.Module, data: Images, batch_size: int = 1000, prepare: Prepare = scaled
+) -> Tensor:
     """The class that a network gives to every image, in evaluation mode and full precision.
 
     Example:
@@ -150,7 +167,7 @@ def answers(model: nn.Module, data: Images, batch_size: int = 1000) -> Tensor:
     exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # near ties stay as they are
     with torch.no_grad(), exact:
         found = [
-            model(images.to(device).float() / 255).argmax(1).cpu()
+            model(prepare(images.to(device))).argmax(1).cpu()
             for images in data.images.split(batch_size)
         ]
     model.train(training)

@@ -4,15 +4,19 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import DataError
+
+RANK_STRIDE = 1_000_000_007
+"""Between the seeds of processes that train one network: each draws gates of its own."""
 
 MARGIN = 1e-6
 """Uniform noise is kept this far from 0 and 1."""
@@ -25,8 +29,12 @@ class Recipe:
     Args:
         epochs: passes over the data.
         batch_size: examples per step; a last, smaller batch is left out.
-        lr: learning rate of Adam.
-        gate_lr: that of the gates, if another.
+        lr: learning rate of the weights, and of the gates unless they have another.
+        gate_lr: that of the gates, which are then moved by Adam, outside the schedule.
+        optimizer: of the weights: ``"adam"``, or ``"sgd"`` with Nesterov's momentum of 0.9.
+        weight_decay: of all that no penalty carries.
+        milestones: epochs at whose beginning the learning rate is divided by five.
+        bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
         clamp: log alpha is kept between plus and minus this after each step, as the authors' code
             does with log 100; no bound by default.
@@ -38,24 +46,38 @@ class Recipe:
     batch_size: int = 100
     lr: float = 1e-3
     gate_lr: float | None = None
+    optimizer: Literal["adam", "sgd"] = "adam"
+    weight_decay: float = 0.0
+    milestones: tuple[int, ...] = ()
+    bf16: bool = False
     averaging: float = 0.999
     clamp: float | None = None
     divided_average: bool = False
 
+    def rate(self, epoch: int) -> float:
+        """Learning rate of an epoch, counted from 0.
+
+        Example:
+            >>> recipe = Recipe(lr=0.1, milestones=(60, 120))
+            >>> [round(recipe.rate(epoch), 6) for epoch in (59, 60, 120)]
+            [0.1, 0.02, 0.004]
+        """
+        return self.lr * 0.2 ** sum(epoch >= milestone for milestone in self.milestones)
+
 
 class Objective(nn.Module):
-    """What is minimised: cross-entropy plus penalty, with gates made from given noise.
+    """What is minimised: cross-entropy plus penalties, with gates made from given noise.
 
     Example:
         >>> import torch
-        >>> objective = Objective(torch.nn.Flatten(), None)
+        >>> objective = Objective(torch.nn.Flatten())
         >>> objective(None, torch.zeros(1, 1, 1, 2), torch.zeros(1, dtype=torch.long))
         tensor(0.6931)
     """
 
-    def __init__(self, model: nn.Module, penalty: Callable[[], Tensor] | None) -> None:
+    def __init__(self, model: nn.Module, *penalties: Callable[[], Tensor]) -> None:
         super().__init__()
-        self.model, self.penalty = model, penalty
+        self.model, self.penalties = model, penalties
 
     def forward(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
         """The loss on a batch; noise is one uniform number per gate, None without gates."""
@@ -66,7 +88,9 @@ class Objective(nn.Module):
             with gates.holding(gates.distribution().icdf(noise), None):
                 outputs = self.model(images)
         loss = F.cross_entropy(outputs, labels)
-        return loss if self.penalty is None else loss + self.penalty()
+        for penalty in self.penalties:
+            loss = loss + penalty()
+        return loss
 
 
 class Learner:
@@ -77,7 +101,7 @@ class Learner:
         seed: of the order of the data and of the gates; the model was initialised by the caller.
         model: a plain module or a ``GatedModel``.
         recipe: how it is trained.
-        penalty: added to the cross-entropy; a penalty's lambda is constant, a budget takes its
+        penalties: added to the cross-entropy; a penalty's lambda is constant, a budget takes its
             step after the optimiser's.
     """
 
@@ -87,18 +111,16 @@ class Learner:
         seed: int,
         model: nn.Module,
         recipe: Recipe,
-        penalty: Callable[[], Tensor] | None = None,
+        *penalties: Callable[[], Tensor],
     ) -> None:
         self.name, self.seed, self.recipe = name, seed, recipe
         self.model = model.train()
-        self.objective = Objective(model, penalty)
-        self.budget = penalty if isinstance(penalty, hc.Budget) else None
+        self.objective = Objective(model, *penalties)
+        self.budget = next((each for each in penalties if isinstance(each, hc.Budget)), None)
         self.device = next(model.parameters()).device
         averaging = get_ema_multi_avg_fn(recipe.averaging)
         self.average = AveragedModel(model, multi_avg_fn=averaging).eval()
-        self.optimizer = torch.optim.Adam(
-            _parameter_groups(model, recipe), fused=True, capturable=self.device.type == "cuda"
-        )
+        self.optimizers = _optimizers(model, recipe, self.device)
         self.generator = torch.Generator(self.device)
         self.gates = len(model.gates.log_alpha) if isinstance(model, hc.GatedModel) else 0
         self.taken = 0
@@ -108,8 +130,11 @@ class Learner:
 
         A resumed run needs no random state.
         """
+        for group in chain.from_iterable(each.param_groups for each in self.optimizers):
+            if group["scheduled"]:
+                group["lr"].fill_(self.recipe.rate(epoch))
         seed = 2 * (self.seed * 1_000_003 + epoch)  # an odd one for the order, of its own stream
-        self.generator.manual_seed(seed)
+        self.generator.manual_seed(seed + RANK_STRIDE * rank())
         shuffle = torch.Generator().manual_seed(seed + 1)
         return torch.randperm(examples, generator=shuffle)
 
@@ -122,10 +147,12 @@ class Learner:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         averages = self.average.module.state_dict()
         tensors |= {f"average.{name}": value for name, value in averages.items()}
-        parameters = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
-        for index, parameter in enumerate(parameters):
-            for key, value in self.optimizer.state[parameter].items():
-                tensors[f"optimizer.{index}.{key}"] = value
+        for optimizer in self.optimizers:
+            kind = type(optimizer).__name__
+            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            for index, parameter in enumerate(parameters):
+                for key, value in optimizer.state[parameter].items():
+                    tensors[f"{kind}.{index}.{key}"] = value
         if self.budget is not None:
             state = self.budget.state_dict()
             tensors |= {f"budget.{name}": value for name, value in state.items()}
@@ -153,6 +180,8 @@ class Learner:
     @property
     def averaged(self) -> Any:
         """The network with averaged weights and gates: what is counted and tested."""
+        for own, current in zip(self.average.module.buffers(), self.model.buffers(), strict=True):
+            own.copy_(current)
         divisor = 1 - self.recipe.averaging**self.taken if self.recipe.divided_average else 1.0
         if divisor in (0.0, 1.0):  # before the first step, and after many
             return self.average.module
@@ -163,7 +192,31 @@ class Learner:
         return divided
 
 
-def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, object]]:
+def rank() -> int:
+    """The number of this process among those that train one network."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _optimizers(
+    model: nn.Module, recipe: Recipe, device: torch.device
+) -> list[torch.optim.Optimizer]:
+    """That of the weights, and that of the gates if they are moved in another way.
+
+    Learning rates are tensors: a replayed graph reads them where they are.
+    """
     if isinstance(model, hc.GatedModel):
-        return hc.parameter_groups(model, recipe.lr, recipe.gate_lr)
-    return [{"params": list(model.parameters()), "lr": recipe.lr}]
+        groups = hc.parameter_groups(model, recipe.lr, recipe.gate_lr, recipe.weight_decay)
+    else:
+        everything = {"params": list(model.parameters()), "weight_decay": recipe.weight_decay}
+        groups = [{**everything, "lr": recipe.lr, "name": "weights"}]
+    for group in groups:
+        group["scheduled"] = group["name"] != "gates" or recipe.gate_lr is None
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+    adam = [group for group in groups if recipe.optimizer == "adam" or not group["scheduled"]]
+    sgd = [group for group in groups if group not in adam]
+    made: list[torch.optim.Optimizer] = []
+    if sgd:
+        made.append(torch.optim.SGD(sgd, momentum=0.9, nesterov=True, fused=True))
+    if adam:
+        made.append(torch.optim.Adam(adam, fused=True, capturable=device.type == "cuda"))
+    return made

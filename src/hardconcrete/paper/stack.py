@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.learner import Learner
+from hardconcrete.paper.learner import RANK_STRIDE, Learner, rank
+
+Prepare = Callable[[Tensor], Tensor]
 
 PARTS = 25
 """Parts of a batch whose weight gradients are summed: one long sum would keep few cores busy."""
@@ -29,53 +31,62 @@ class Stack:
 
     Args:
         learners: what is trained.
-        images: float [N, ...] on the learners' device.
+        images: uint8 [N, ...] on the learners' device.
         labels: int64 [N].
+        prepare: makes of a batch of images what the networks take.
         compiled: whether the losses and their gradients are compiled, as one graph.
     """
 
     def __init__(
-        self, learners: Sequence[Learner], images: Tensor, labels: Tensor, *, compiled: bool
+        self,
+        learners: Sequence[Learner],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        prepare: Prepare,
+        compiled: bool,
     ) -> None:
         self.learners, self.images, self.labels = learners, images, labels
-        self.budget = learners[0].budget
-        if self.budget is not None and len(learners) > 1:
-            raise ArgumentError("networks with budgets cannot be stacked: each has its own prices")
+        self.prepare, self.budget = prepare, learners[0].budget
         first, count = learners[0], len(learners)
+        if count > 1 and (self.budget is not None or first.recipe.optimizer != "adam"):
+            raise ArgumentError("networks with budgets or SGD cannot be stacked")
         batch = first.recipe.batch_size
         if len(labels) < batch:
             raise ArgumentError(f"{len(labels)} examples are less than a batch")
         self.steps = len(labels) // batch
-        self.order = torch.zeros(self.steps, count, batch, dtype=torch.long, device=first.device)
+        self.order = torch.zeros(
+            self.steps, count, batch // world(), dtype=torch.long, device=first.device
+        )
         self.done = torch.zeros(1, dtype=torch.long, device=first.device)
         self.loss = torch.zeros(count, device=first.device)
         self.noise = torch.zeros(count, first.gates, device=first.device) if first.gates else None
         self.parameters = _stacked([learner.model for learner in learners])
         self.averages = _stacked([learner.average.module for learner in learners])
         self._trained = [each for each in self.parameters.values() if each.requires_grad]
-        self.optimizer = first.optimizer if count == 1 else self._optimizer()
-        self._drops = any(isinstance(part, _DropoutNd) for part in first.model.modules())
+        self.optimizers = first.optimizers if count == 1 else [self._optimizer()]
         self._update_average = get_ema_multi_avg_fn(first.recipe.averaging)
         self._compiled: Callable[..., Any] | None = None
-        self._compile = compiled
+        self._compile, self._bf16 = compiled, first.recipe.bf16
 
     def begin_epoch(self, epoch: int) -> None:
-        """Seed everything random of this epoch, dropout included."""
-        orders = [learner.begin_epoch(epoch, len(self.labels)) for learner in self.learners]
-        for index, order in enumerate(orders):
-            self.order[:, index] = order[: self.order[:, index].numel()].view(self.steps, -1)
-        if self._drops:
-            seed = epoch + 1_000_003 * sum(learner.seed for learner in self.learners)
-            if self.order.is_cuda:  # of the device; a captured step goes on from there
-                torch.cuda.manual_seed(seed)
-            else:
-                self._random = torch.Generator().manual_seed(seed).get_state()
+        """Seed everything random of this epoch, dropout and augmentation included."""
+        for index, learner in enumerate(self.learners):
+            order = learner.begin_epoch(epoch, len(self.labels))
+            batches = order[: self.steps * learner.recipe.batch_size].view(self.steps, -1)
+            self.order[:, index] = batches[:, rank() :: world()]
+        seed = epoch + 1_000_003 * sum(learner.seed for learner in self.learners)
+        seed += RANK_STRIDE * rank()
+        if self.order.is_cuda:  # of the device; a captured step goes on from there
+            torch.cuda.manual_seed(seed)
+        else:
+            self._random = torch.Generator().manual_seed(seed).get_state()
         self.done.zero_()
         self.loss.zero_()
 
     def step(self) -> None:
-        """One step of every learner on its next batch; dropout has random numbers of its own."""
-        if not self._drops or self.order.is_cuda:
+        """One step of every learner on its next batch, with random numbers of its own."""
+        if self.order.is_cuda:
             self._step()
             return
         outside = torch.get_rng_state()
@@ -86,17 +97,18 @@ class Stack:
 
     def _step(self) -> None:
         batch = self.order.index_select(0, self.done)[0]
-        images, labels = (
-            part.index_select(0, batch.flatten()).view(*batch.shape, *part.shape[1:])
-            for part in (self.images, self.labels)
-        )
+        images = self.prepare(self.images.index_select(0, batch.flatten()))
+        labels = self.labels.index_select(0, batch.flatten()).view(batch.shape)
+        if len(self.learners) > 1:
+            images = images.unflatten(0, batch.shape)
         if self.noise is not None:
             for learner, noise in zip(self.learners, self.noise, strict=True):
                 learner.fill(noise)
         losses, gradients = self._differentiated(self.noise, images, labels)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         bound = self.learners[0].recipe.clamp
         if bound is not None and self.noise is not None:
             with torch.no_grad():
@@ -109,18 +121,27 @@ class Stack:
         self.loss.add_(losses.detach())
 
     def _differentiated(self, *batch: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """The loss of every network, and the gradients of their sum."""
+        """The loss of every network, and the gradients of their sum, averaged over processes."""
+        losses, gradients = self._computed(*batch)
+        gradients = [_alike(*pair) for pair in zip(gradients, self._trained, strict=True)]
+        if world() > 1:
+            for tensor in (losses, *gradients):
+                dist.all_reduce(tensor.div_(world()))
+        return losses, gradients
 
+    def _computed(self, *batch: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
         def gradients(trained: Any, *batch: Any) -> Any:
             losses = self._losses(*batch)
-            found = torch.autograd.grad(losses.sum(), trained)
-            # The fused optimiser reads memory, not strides.
-            return losses.detach(), [gradient.contiguous() for gradient in found]
+            return losses.detach(), torch.autograd.grad(losses.sum(), trained)
 
-        if self._compile and self._compiled is None:  # traced through autograd, without a break
-            self._compiled = torch.compile(make_fx(gradients)(self._trained, *batch))
-        if self._compiled is None:
+        if not self._compile:
             return gradients(self._trained, *batch)  # type: ignore[no-any-return]
+        if len(self.learners) == 1:
+            self._compiled = self._compiled or torch.compile(self._losses)
+            losses = self._compiled(*batch)
+            return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
+        if self._compiled is None:  # traced through vmap and autograd, which dynamo would break at
+            self._compiled = torch.compile(make_fx(gradients)(self._trained, *batch))
         with torch.no_grad():
             return self._compiled(self._trained, *batch)  # type: ignore[no-any-return]
 
@@ -128,7 +149,8 @@ class Stack:
         objective = self.learners[0].objective
         if len(self.learners) == 1:
             own = None if noise is None else noise[0]
-            return objective(own, images[0], labels[0])[None]  # type: ignore[no-any-return]
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
+                return objective(own, images, labels[0])[None]  # type: ignore[no-any-return]
         named = {f"model.{name}": value for name, value in self.parameters.items()}
 
         def loss(state: Any, *batch: Any) -> Any:
@@ -143,7 +165,7 @@ class Stack:
         first = self.learners[0]
         names = {id(own): name for name, own in first.model.named_parameters()}
         groups = []
-        for group in first.optimizer.param_groups:
+        for group in first.optimizers[0].param_groups:
             whole = [self.parameters[names[id(own)]] for own in group["params"]]
             groups.append({**group, "params": whole})
         return torch.optim.Adam(groups, fused=True, capturable=first.device.type == "cuda")
@@ -154,10 +176,22 @@ class Stack:
             return
         for index, learner in enumerate(self.learners):
             for name, own in learner.model.named_parameters():
-                state = self.optimizer.state[self.parameters[name]]
-                learner.optimizer.state[own] = {
+                state = self.optimizers[0].state[self.parameters[name]]
+                learner.optimizers[0].state[own] = {
                     key: value[index] if value.dim() else value for key, value in state.items()
                 }
+
+
+def world() -> int:
+    """How many processes train one network."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient laid out as its parameter: fused optimisers read memory, not strides."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):

@@ -13,6 +13,7 @@ import torch
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images, load_mnist
 from hardconcrete.paper.display import Sweep
+from hardconcrete.paper.engine import scaled
 from hardconcrete.paper.examination import LATENCY_BATCH, READOUTS, TUNING, Result
 from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, learner
 from hardconcrete.paper.mnist import choose_device, run
@@ -150,8 +151,8 @@ def seconds_on_cpu(
 ) -> float:
     """How long an experiment would still train here, from a few steps of one seed."""
     one = learner(experiment, 0, len(training), torch.device("cpu"))
-    few = training.images[:1000].float() / 255, training.labels[:1000]
-    stack = Stack([one], *few, compiled=False)
+    few = training.images[:1000], training.labels[:1000]
+    stack = Stack([one], *few, prepare=scaled, compiled=False)
     stack.begin_epoch(0)
     stack.step()
     start = time.perf_counter()
