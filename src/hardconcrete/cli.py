@@ -194,6 +194,17 @@ def reproduce_figure2(out: Out = Path("report"), samples: Samples = 10_000, seed
         show(figure2(out, samples=samples, seed=seed), "Figure 2")
 
 
+@contextmanager
+def interrupts_in_words(how: str) -> Iterator[None]:
+    """Refusals in words; an interrupt says how to go on."""
+    with refusals_in_words():
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command {how}continues from the last checkpoint")
+            raise typer.Exit(130) from None
+
+
 Runs = Annotated[Path, typer.Option(help="Folder for the files of the runs.")]
 Lam = Annotated[
     list[float] | None,
@@ -222,7 +233,7 @@ def reproduce_row(
     **where: Any,
 ) -> None:
     """Train an experiment and print it beside the paper's row."""
-    with refusals_in_words():
+    with interrupts_in_words("with --resume "):
         refuse_both(bool(lam), **limits)
         from hardconcrete.paper.experiment import Experiment
         from hardconcrete.paper.mnist import run
@@ -232,12 +243,7 @@ def reproduce_row(
         else:
             lams, settings = (), {**settings, **limits, "method": "budget"}
         experiment = Experiment(network, lams, tuple(seeds), **settings)
-        try:
-            results = run(experiment, **where)
-        except KeyboardInterrupt:
-            typer.echo("stopped; the same command with --resume continues from the last checkpoint")
-            raise typer.Exit(130) from None
-        show_results(experiment, results)
+        show_results(experiment, run(experiment, **where))
 
 
 def show_results(experiment: "Experiment", results: "list[Result]") -> None:
@@ -296,17 +302,6 @@ Sweeps = Annotated[Path, typer.Option(help="Folder for the runs; a second call c
 Count = Annotated[int, typer.Option(min=1, help="Seeds of every row, from 0 on.")]
 
 
-@contextmanager
-def a_second_call_continues() -> Iterator[None]:
-    """Refusals in words; an interrupt says how to go on."""
-    with refusals_in_words():
-        try:
-            yield
-        except KeyboardInterrupt:
-            typer.echo("stopped; the same command continues from the last checkpoint")
-            raise typer.Exit(130) from None
-
-
 @reproduce.command("table1")
 def reproduce_table1(
     seeds: Count = 5,
@@ -328,7 +323,7 @@ def reproduce_table1(
 
     Twelve minutes on an H200, most of a day on two CPU cores; interrupted, call it again.
     """
-    with a_second_call_continues():
+    with interrupts_in_words(""):
         from hardconcrete.paper.table1 import experiments, markdown, table1
 
         chosen = experiments(seeds, epochs, faithful=faithful, validate=validate)
@@ -350,7 +345,7 @@ def reproduce_figure3(
     data: Data = None,
 ) -> None:
     """Draw expected and delivered FLOPs over training; trains the L0 rows of table 1 if needed."""
-    with a_second_call_continues():
+    with interrupts_in_words(""):
         from hardconcrete.paper.figure3 import figure3
         from hardconcrete.paper.table1 import experiments, train
         from hardconcrete.report.plots import check_plotting
@@ -369,3 +364,50 @@ def reproduce_gallery(out: Out = Path("docs"), runs: Sweeps = Path("runs")) -> N
 
         for file in gallery(runs, out):
             typer.echo(f"wrote {file}")
+
+
+@reproduce.command("wrn")
+def reproduce_wrn(
+    dataset: Annotated[str, typer.Option(help="cifar10 or cifar100.")] = "cifar10",
+    variant: Annotated[str, typer.Option(help="dense, dropout, l0 or budget.")] = "l0",
+    network: Annotated[str, typer.Option(help="wrn-28-10, resnet-110, preact-110.")] = "wrn-28-10",
+    lam: Annotated[float, typer.Option(help="Lambda times N, for l0.")] = 0.001,
+    macs: Annotated[float, typer.Option(help="Part of the multiply-adds, for budget.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
+    epochs: Epochs = 200,
+    faithful: Annotated[
+        bool, typer.Option("--faithful", help="Gates before the norm, two draws per batch.")
+    ] = False,
+    max_minutes: Annotated[
+        float | None, typer.Option(help="Stop cleanly after so many; --resume continues.")
+    ] = None,
+    device: Device = "auto",
+    out: Runs = Path("runs"),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with CIFAR; else HARDCONCRETE_DATA, the cache, or a download."),
+    ] = None,
+    validate: Validate = False,
+    resume: Resume = False,
+) -> None:
+    """Table 2: a wide residual network on CIFAR; under torchrun, on several GPUs."""
+    with interrupts_in_words("with --resume "):
+        from hardconcrete.paper.processes import processes
+        from hardconcrete.paper.wide import WideExperiment, run_wide
+
+        chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
+        setting: Any = {"lam": lam, "macs": macs, "seed": seed, "epochs": epochs}
+        experiment = WideExperiment(**chosen, **setting, faithful=faithful, validate=validate)
+        with processes(device) as place:
+            where: Any = {"out": out, "data": data, "device": place, "resume": resume}
+            result = run_wide(experiment, **where, minutes=max_minutes)
+        if result is None:
+            typer.echo("not at its end yet; the same command with --resume continues")
+            return
+        table = Table("test error", "as trained last", "MACs", "parameters", "images/s", "s")
+        share = f"{result.macs[0] / 1e6:,.0f}M ({result.macs[0] / result.macs[1]:.1%})"
+        params = f"{result.params[0] / 1e6:.2f}M ({result.params[0] / result.params[1]:.1%})"
+        errors = f"{result.error:.2f}%", f"{result.raw_error:.2f}%"
+        rates = f"{result.images_per_second:,.0f}", f"{result.seconds:.0f}"
+        table.add_row(*errors, share, params, *rates)
+        Console().print(table)

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from hardconcrete.paper import download, examination, mnist, table1
+from hardconcrete.paper import download, examination, mnist, table1, training
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Recipe
 from tests.paper.published import Mirror, handler
@@ -50,7 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for module in (mnist, table1):
         monkeypatch.setattr(module, "load_mnist", load)
-    monkeypatch.setattr(mnist, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(examination, "TUNING", Recipe(epochs=1))
     monkeypatch.setattr(examination, "LATENCY_REPEATS", 3)
     return splits

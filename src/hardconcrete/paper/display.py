@@ -63,10 +63,16 @@ class Display:
     """
 
     def __init__(
-        self, names: Sequence[str], epochs: int, dense: float, sweep: Sweep | None = None
+        self,
+        names: Sequence[str],
+        epochs: int,
+        dense: float,
+        sweep: Sweep | None = None,
+        *,
+        silent: bool = False,
     ) -> None:
         self.names, self.epochs, self.dense = names, epochs, dense
-        self.console = Console()
+        self.console = Console(quiet=True) if silent else Console()
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
         name = Column(no_wrap=True, min_width=max(map(len, names)))
         text, left = TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True)

@@ -34,6 +34,7 @@ class Recipe:
         optimizer: of the weights: ``"adam"``, or ``"sgd"`` with Nesterov's momentum of 0.9.
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
+        draws: gates drawn for a batch, each for its part of the examples.
         bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
         clamp: log alpha is kept between plus and minus this after each step, as the authors' code
@@ -49,6 +50,7 @@ class Recipe:
     optimizer: Literal["adam", "sgd"] = "adam"
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
+    draws: int = 1
     bf16: bool = False
     averaging: float = 0.999
     clamp: float | None = None

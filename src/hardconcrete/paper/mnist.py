@@ -3,21 +3,20 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images, hold_out, load_mnist
-from hardconcrete.paper.display import Display, Sweep, status
+from hardconcrete.paper.display import Sweep
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.examination import Result, examine
 from hardconcrete.paper.experiment import NETWORKS, Experiment, learner
-from hardconcrete.paper.learner import Learner
 from hardconcrete.paper.records import RunFolder, environment
-
-CHECKPOINT_SECONDS = 15.0
-"""Least time between two checkpoints."""
+from hardconcrete.paper.training import train
 
 
 def run(
@@ -61,8 +60,17 @@ def run(
         return held_out if experiment.validate else load_mnist("test", data)
 
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
-    seconds = _train(experiment, learners, training, folder, sweep)
-    finished = examine(experiment, learners, training, open_test, folder, seconds)
+    network = NETWORKS[experiment.network]
+    stacked = place.type == "cuda" and experiment.method != "budget"
+    engine = Engine(learners, training, stacked=stacked)
+
+    def uncoupled(model: nn.Module) -> dict[str, Any]:
+        if not isinstance(model, hc.GatedModel):
+            return {}
+        return {"uncoupled": network.uncoupled(model.open_probability())}
+
+    train(engine, folder, network.sizes, network.dense_macs, facts=uncoupled, sweep=sweep)
+    finished = examine(experiment, learners, training, open_test, folder, engine.seconds)
     folder.write(
         {
             **folder.read(),
@@ -102,70 +110,3 @@ def choose_device(device: str) -> torch.device:
     if place.type not in ("cpu", "cuda"):
         raise ArgumentError(f"--device {device}: the experiments run on cpu and cuda")
     return place
-
-
-def _train(
-    experiment: Experiment,
-    learners: list[Learner],
-    training: Images,
-    folder: RunFolder,
-    sweep: Sweep | None,
-) -> float:
-    """Train to the end, from the last checkpoint if there is one; the seconds that took."""
-    network = NETWORKS[experiment.network]
-    stacked = learners[0].device.type == "cuda" and experiment.method != "budget"
-    engine = Engine(learners, training, stacked=stacked)
-    _continue(folder, engine)
-    saved = time.perf_counter()
-    names = [each.name for each in learners]
-    with Display(names, experiment.epochs, network.dense_macs, sweep) as display:
-        for epoch in engine:
-            models = [each.averaged for each in learners]
-            statuses = [
-                status(model, loss, network.sizes, network.dense_macs)
-                for model, loss in zip(models, engine.losses, strict=True)
-            ]
-            display.update(epoch, statuses)
-            for each, model, now in zip(learners, models, statuses, strict=True):
-                line = {"epoch": epoch, "seed": each.seed, **asdict(now)}
-                if isinstance(model, hc.GatedModel):
-                    line["uncoupled"] = network.uncoupled(model.open_probability())
-                folder.log(line)
-                if is_snapshot(epoch, experiment.epochs):
-                    folder.snapshot(epoch, each.seed, model.state_dict())
-            if epoch in (1, experiment.epochs) or time.perf_counter() - saved > CHECKPOINT_SECONDS:
-                _save(folder, engine)
-                saved = time.perf_counter()
-    return engine.seconds
-
-
-def is_snapshot(epoch: int, epochs: int) -> bool:
-    """Whether the averaged network of this epoch is kept, for curves that are drawn afterwards.
-
-    Example:
-        >>> [epoch for epoch in range(1, 31) if is_snapshot(epoch, 25)]
-        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 25, 30]
-    """
-    return epoch <= 10 or epoch % 10 == 0 or epoch == epochs
-
-
-def _continue(folder: RunFolder, engine: Engine) -> None:
-    """Go back to the last checkpoint, if there is one."""
-    found = folder.load()
-    if found is None:
-        return
-    state, engine.done, engine.seconds = found
-    for each in engine.learners:
-        prefix = f"seed{each.seed}."
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        each.restore(own)
-        each.taken = engine.done * engine.steps
-
-
-def _save(folder: RunFolder, engine: Engine) -> None:
-    tensors = {
-        f"seed{each.seed}.{name}": tensor
-        for each in engine.learners
-        for name, tensor in each.state().items()
-    }
-    folder.save(tensors, engine.done, engine.seconds)

@@ -91,7 +91,7 @@ class RunFolder:
         """Keep a network as it is after an epoch."""
         path = self._snapshot(epoch, seed)
         path.parent.mkdir(exist_ok=True)
-        copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+        copies = {name: tensor.contiguous().clone() for name, tensor in state.items()}
         save_file(copies, path.with_suffix(".tmp"))
         path.with_suffix(".tmp").replace(path)
 

@@ -7,6 +7,7 @@ Nothing that a step reads or writes moves: a CUDA graph can replay it.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ class Stack:
         self.learners, self.images, self.labels = learners, images, labels
         self.prepare, self.budget = prepare, learners[0].budget
         first, count = learners[0], len(learners)
-        if count > 1 and (self.budget is not None or first.recipe.optimizer != "adam"):
+        alone = first.recipe.optimizer != "adam" or first.recipe.draws > 1
+        if count > 1 and (self.budget is not None or alone):
             raise ArgumentError("networks with budgets or SGD cannot be stacked")
         batch = first.recipe.batch_size
         if len(labels) < batch:
@@ -60,7 +62,8 @@ class Stack:
         )
         self.done = torch.zeros(1, dtype=torch.long, device=first.device)
         self.loss = torch.zeros(count, device=first.device)
-        self.noise = torch.zeros(count, first.gates, device=first.device) if first.gates else None
+        draws = max(count, first.recipe.draws)
+        self.noise = torch.zeros(draws, first.gates, device=first.device) if first.gates else None
         self.parameters = _stacked([learner.model for learner in learners])
         self.averages = _stacked([learner.average.module for learner in learners])
         self._trained = [each for each in self.parameters.values() if each.requires_grad]
@@ -102,7 +105,7 @@ class Stack:
         if len(self.learners) > 1:
             images = images.unflatten(0, batch.shape)
         if self.noise is not None:
-            for learner, noise in zip(self.learners, self.noise, strict=True):
+            for learner, noise in zip(cycle(self.learners), self.noise, strict=False):
                 learner.fill(noise)
         losses, gradients = self._differentiated(self.noise, images, labels)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
@@ -148,9 +151,10 @@ class Stack:
     def _losses(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
         objective = self.learners[0].objective
         if len(self.learners) == 1:
-            own = None if noise is None else noise[0]
+            draws = [None] if noise is None else [*noise]
+            parts = zip(draws, images.chunk(len(draws)), labels[0].chunk(len(draws)), strict=True)
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
-                return objective(own, images, labels[0])[None]  # type: ignore[no-any-return]
+                return torch.stack([objective(*part) for part in parts]).mean()[None]
         named = {f"model.{name}": value for name, value in self.parameters.items()}
 
         def loss(state: Any, *batch: Any) -> Any:

@@ -1,0 +1,102 @@
+"""From the last checkpoint to the end of a run, or to the end of the time there is for it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from hardconcrete.paper.display import Display, Sweep, status
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.learner import rank
+from hardconcrete.paper.records import RunFolder
+
+CHECKPOINT_SECONDS = 15.0
+"""Least time between two checkpoints; large ones come more seldom."""
+
+Facts = Callable[[nn.Module], dict[str, Any]]
+
+
+def train(
+    engine: Engine,
+    folder: RunFolder,
+    sizes: Mapping[str, int],
+    dense_macs: int,
+    *,
+    facts: Facts = lambda _: {},
+    sweep: Sweep | None = None,
+    minutes: float | None = None,
+) -> bool:
+    """Train with progress, metrics, snapshots and checkpoints; whether the end was reached.
+
+    Args:
+        engine: what trains.
+        folder: where the files go; of several processes the first one writes them.
+        sizes: units of the dense network by group.
+        dense_macs: its multiply-adds for one example.
+        facts: more of what the metrics say about a network after an epoch.
+        sweep: which of several runs this is.
+        minutes: stop after so many, between two epochs, with a checkpoint.
+    """
+    began = saved = time.perf_counter()
+    load(engine, folder)
+    patience, writes = CHECKPOINT_SECONDS, rank() == 0
+    names = [learner.name for learner in engine.learners]
+    with Display(names, engine.epochs, dense_macs, sweep, silent=not writes) as display:
+        for epoch in engine:
+            models = [learner.averaged for learner in engine.learners]
+            statuses = [
+                status(model, loss, sizes, dense_macs)
+                for model, loss in zip(models, engine.losses, strict=True)
+            ]
+            display.update(epoch, statuses)
+            over = minutes is not None and time.perf_counter() - began > 60 * minutes
+            if writes:
+                for learner, model, now in zip(engine.learners, models, statuses, strict=True):
+                    line = {"epoch": epoch, "seed": learner.seed, **asdict(now), **facts(model)}
+                    folder.log({**line, "seconds": round(engine.seconds, 2)})
+                    if is_snapshot(epoch, engine.epochs):
+                        folder.snapshot(epoch, learner.seed, model.state_dict())
+                due = over or epoch in (1, engine.epochs)
+                if due or time.perf_counter() - saved > patience:
+                    start = time.perf_counter()
+                    save(engine, folder)
+                    saved = time.perf_counter()
+                    patience = max(CHECKPOINT_SECONDS, 50 * (saved - start))
+            if over and epoch < engine.epochs:
+                return False
+    return True
+
+
+def is_snapshot(epoch: int, epochs: int) -> bool:
+    """Whether the averaged network of this epoch is kept, for curves that are drawn afterwards.
+
+    Example:
+        >>> [epoch for epoch in range(1, 31) if is_snapshot(epoch, 25)]
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 25, 30]
+    """
+    return epoch <= 10 or epoch % 10 == 0 or epoch == epochs
+
+
+def load(engine: Engine, folder: RunFolder) -> None:
+    """Go back to the last checkpoint, if there is one."""
+    found = folder.load()
+    if found is None:
+        return
+    state, engine.done, engine.seconds = found
+    for learner in engine.learners:
+        prefix = f"seed{learner.seed}."
+        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        learner.restore(own)
+        learner.taken = engine.done * engine.steps
+
+
+def save(engine: Engine, folder: RunFolder) -> None:
+    """Write a checkpoint."""
+    tensors = {
+        f"seed{learner.seed}.{name}": tensor
+        for learner in engine.learners
+        for name, tensor in learner.state().items()
+    }
+    folder.save(tensors, engine.done, engine.seconds)

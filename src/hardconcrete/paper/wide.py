@@ -1,0 +1,268 @@
+"""The residual networks of table 2 on CIFAR: what can be trained, and one run of it."""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
+from hardconcrete.paper.cifar_images import load_cifar
+from hardconcrete.paper.datasets import Images, hold_out
+from hardconcrete.paper.engine import Engine, error_rate
+from hardconcrete.paper.learner import Learner, Recipe, rank
+from hardconcrete.paper.mnist import choose_device
+from hardconcrete.paper.models import PreActResNet, ResNet, WideResNet
+from hardconcrete.paper.records import RunFolder, environment
+from hardconcrete.paper.training import train
+
+Dataset = Literal["cifar10", "cifar100"]
+Variant = Literal["dense", "dropout", "l0", "budget"]
+
+DROPRATE = 0.3
+WEIGHT_DECAY = 5e-4
+GATED_DECAY = WEIGHT_DECAY / 0.7
+"""The paper's, on the layers with gates."""
+GATE_LR = 5e-3
+"""Of the gates under a budget."""
+SCHEDULE = (0.3, 0.6, 0.8)
+"""Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
+BATCHES = 100
+"""Of training images, on which the batch norms of the averaged network are estimated."""
+
+
+@dataclass(frozen=True)
+class WideExperiment:
+    """A row of table 2.
+
+    Args:
+        dataset: ``"cifar10"`` or ``"cifar100"``.
+        variant: ``"dense"``, ``"dropout"`` at 0.3, ``"l0"``, or ``"budget"``.
+        network: ``"wrn-28-10"`` or another depth and width, ``"resnet-110"``, ``"preact-110"``.
+        lam: lambda times N, for ``"l0"``.
+        macs: the part of the dense multiply-adds to keep, for ``"budget"``.
+        seed: of weights, data and gates.
+        epochs: passes over the training images.
+        faithful: gates where the paper has them, before the second batch norm, and two draws per
+            batch, as on its two GPUs.
+        validate: hold 5,000 training images out, test on those, and never open the test set.
+    """
+
+    dataset: Dataset = "cifar10"
+    variant: Variant = "l0"
+    network: str = "wrn-28-10"
+    lam: float = 0.001
+    macs: float = 0.5
+    seed: int = 0
+    epochs: int = 200
+    faithful: bool = False
+    validate: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("dataset", Dataset), ("variant", Variant)):
+            if getattr(self, name) not in get_args(kinds):
+                known = ", ".join(get_args(kinds))
+                raise ArgumentError(f"{name} {getattr(self, name)!r} is not known: {known}")
+        if self.epochs < 1:
+            raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
+        if not 0 <= self.lam < math.inf:
+            raise ArgumentError(f"--lam {self.lam} must not be negative or infinite")
+        if self.faithful and self.variant != "l0":
+            raise ArgumentError("--faithful is about gates under a lambda: --variant l0")
+        if not 0 <= self.seed < 2**31:
+            raise ArgumentError(f"--seed {self.seed} must lie between 0 and 2^31")
+        with torch.device("meta"):
+            self.build()
+
+    @property
+    def classes(self) -> Literal[10, 100]:
+        """Classes of the data set."""
+        return 10 if self.dataset == "cifar10" else 100
+
+    @property
+    def name(self) -> str:
+        """A name for its folder.
+
+        Example:
+            >>> WideExperiment(network="wrn-10-1", seed=3).name
+            'wrn-10-1-cifar10-l0-0.001-seed3'
+        """
+        setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
+        marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
+        parts = [self.network, self.dataset, self.variant, *setting, *marks, f"seed{self.seed}"]
+        return "-".join(parts)
+
+    def build(self) -> nn.Module:
+        """The dense network."""
+        kind, *numbers = self.network.split("-")
+        builders: dict[str, Any] = {"wrn": WideResNet, "resnet": ResNet, "preact": PreActResNet}
+        dropout = {"dropout": DROPRATE} if self.variant == "dropout" else {}
+        try:
+            model: nn.Module = builders[kind](*map(int, numbers), classes=self.classes, **dropout)
+            return model
+        except ArgumentError:
+            raise
+        except (KeyError, ValueError, TypeError) as error:
+            raise ArgumentError(
+                f"--network {self.network} does not exist as {self.variant}: use wrn-28-10, "
+                "resnet-110 or preact-110"
+            ) from error
+
+
+@dataclass(frozen=True)
+class WideResult:
+    """What a run ended with; errors in percent.
+
+    Args:
+        error: of the compacted network with averaged weights, its batch norms estimated anew.
+        raw_error: of the network as it was trained last, under the readout.
+        units: gates that are left, by group.
+        macs: multiply-adds of the compacted network, for one image, and of the dense one.
+        params: parameters, likewise.
+        expected_macs: under the probabilities of opening.
+        seconds: of training.
+        images_per_second: of training, over all epochs.
+        peak_memory: bytes on the GPU; None on a CPU.
+        curve: test error of the averaged network by epoch, from what was saved while it trained.
+    """
+
+    error: float
+    raw_error: float
+    units: tuple[int, ...]
+    macs: tuple[int, int]
+    params: tuple[int, int]
+    expected_macs: float
+    seconds: float
+    images_per_second: float
+    peak_memory: int | None
+    curve: dict[str, float]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        """From a record."""
+        pairs = {key: tuple(row[key]) for key in ("units", "macs", "params")}
+        return cls(**{**row, **pairs})
+
+
+def run_wide(
+    experiment: WideExperiment,
+    *,
+    out: Path,
+    data: Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    minutes: float | None = None,
+) -> WideResult | None:
+    """Train one network; None if the minutes were over before its end.
+
+    The test set is opened once, when it is trained.
+    """
+    folder = RunFolder(out / experiment.name)
+    if folder.record.exists():
+        folder.refuse_others(asdict(experiment))
+        if "result" in folder.read():
+            return WideResult.of(folder.read()["result"])
+    place = choose_device(device)
+    training = load_cifar(experiment.classes, "train", data)
+    if experiment.validate:
+        training, held_out = hold_out(training)
+    if rank() == 0:
+        folder.begin(asdict(experiment), resume=resume)
+    learner = wide_learner(experiment, len(training), place)
+    prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
+    engine = Engine([learner], training, prepare=prepare)
+    counted = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32))
+    sizes = {group.name: group.units for group in getattr(learner.model, "groups", ())}
+    if not train(engine, folder, sizes, counted.macs, minutes=minutes):
+        return None
+    if rank() > 0:
+        return None
+    images = torch.arange(BATCHES * learner.recipe.batch_size) % len(training)
+    batches = [prepare(training.images[part].to(place)) for part in images.split(128)]
+    averaged = learner.averaged
+    hc.recalibrate(averaged, batches)
+    gated = isinstance(averaged, hc.GatedModel)
+    small = hc.compact(averaged, budget=learner.budget) if gated else averaged
+    if learner.budget is not None:
+        hc.recalibrate(small, batches)
+    if gated:
+        hc.save(folder.small(experiment.seed), small)
+    snapshots = list(folder.snapshots(experiment.seed))
+    test = held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
+    plain = prepare.eval()
+    own = hc.count(small, torch.zeros(1, 3, 32, 32, device=place))
+    seen = engine.epochs * engine.steps * learner.recipe.batch_size
+    result = WideResult(
+        error=round(error_rate(small, test, prepare=plain), 4),
+        raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
+        units=averaged.units_left() if gated else (),
+        macs=(own.macs, counted.macs),
+        params=(own.params, counted.params),
+        expected_macs=averaged.expected("macs").item() if gated else counted.macs,
+        seconds=round(engine.seconds, 1),
+        images_per_second=round(seen / engine.seconds, 1),
+        peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
+        curve=_curve(averaged, snapshots, test, plain),
+    )
+    folder.write(
+        {
+            **folder.read(),
+            "environment": environment(place),
+            "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
+            "result": asdict(result),
+        }
+    )
+    return result
+
+
+def wide_learner(experiment: WideExperiment, examples: int, device: torch.device) -> Learner:
+    """A network with what trains it, before its first step."""
+    torch.manual_seed(experiment.seed)
+    model = experiment.build()  # on the CPU: a seed gives the same weights on every device
+    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    milestones = tuple(round(part * experiment.epochs) for part in SCHEDULE)
+    recipe: dict[str, Any] = {
+        "epochs": experiment.epochs,
+        "batch_size": 128,
+        "lr": 0.1,
+        "optimizer": "sgd",
+        "weight_decay": WEIGHT_DECAY,
+        "milestones": milestones,
+        "bf16": device.type == "cuda",
+        "averaging": 0.99,
+    }
+    if experiment.variant in ("dense", "dropout"):
+        return Learner(experiment.variant, experiment.seed, model, Recipe(**recipe))
+    example = torch.zeros(1, 3, 32, 32, device=device)
+    where: dict[str, Any] = {"include": "*.conv1"}
+    if experiment.faithful:
+        where = {"sites": [f"{name}:out" for name, _ in _first_convolutions(model)]}
+        recipe["draws"] = 2
+    gated = hc.attach_gates(model, example, droprate=DROPRATE, keep_mean=True, **where)
+    lam = experiment.lam / examples if experiment.variant == "l0" else 0.0
+    penalty = hc.L0Penalty(gated, lam, weight_decay=GATED_DECAY, decay_moves_gates=False)
+    penalties: list[Any] = [penalty]
+    if experiment.variant == "budget":
+        steps = experiment.epochs * (examples // recipe["batch_size"])
+        penalties.append(hc.Budget(gated, macs=experiment.macs, steps=max(3, steps)))
+        recipe["gate_lr"] = GATE_LR
+    return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
+
+
+def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Of every residual block."""
+    return [(name, part) for name, part in model.named_modules() if name.endswith(".conv1")]
+
+
+def _curve(model: nn.Module, snapshots: Any, test: Images, prepare: Any) -> dict[str, float]:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    curve = {}
+    for epoch, state in snapshots:
+        model.load_state_dict(state)
+        curve[str(epoch)] = round(error_rate(model, test, prepare=prepare), 4)
+    model.load_state_dict(before)
+    return curve

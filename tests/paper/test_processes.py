@@ -1,0 +1,62 @@
+"""Two processes train one network as one process would."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing
+
+import hardconcrete as hc
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.learner import Learner, Recipe
+from hardconcrete.paper.models import MLP
+from hardconcrete.paper.processes import processes
+
+
+def data() -> Images:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    return Images(images, torch.arange(60) % 10, "noise")
+
+
+def trained(gated: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = MLP(16, (8, 6))
+    recipe = Recipe(epochs=2, batch_size=20)
+    if not gated:
+        one = Learner("", 0, model, recipe)
+    else:
+        wrapped = hc.attach_gates(model, torch.zeros(1, 16), sites=["fc1:in"])
+        one = Learner("", 0, wrapped, recipe, hc.L0Penalty(wrapped, 1e-3))
+    list(Engine([one], data()))
+    return one.state()
+
+
+def work(rank: int, port: int, gated: bool, out: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    with processes("cpu"):
+        torch.save(trained(gated), out / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_two_processes_share_every_batch(gated: bool, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(work, (port, gated, tmp_path), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+    alone = trained(gated)
+    close = [torch.allclose(first[name], alone[name], atol=1e-5) for name in alone]
+    assert all(close) is not gated  # each process draws gates of its own

@@ -1,0 +1,120 @@
+"""Rows of table 2 at a small size, on a few made-up images."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper import training, wide
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.wide import WideExperiment, run_wide, wide_learner
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    splits: list[str] = []
+
+    def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
+        splits.append(split)
+        count = 256 if split == "train" else 40
+        generator = torch.Generator().manual_seed(len(split))
+        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        return Images(images, torch.arange(count) % classes, "noise")
+
+    monkeypatch.setattr(wide, "load_cifar", load)
+    monkeypatch.setattr(wide, "BATCHES", 2)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    return splits
+
+
+def small(**settings: object) -> WideExperiment:
+    return WideExperiment(network="wrn-10-1", epochs=2, **settings)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        small(variant="dense"),
+        small(variant="dropout"),
+        small(dataset="cifar100"),
+        small(faithful=True),
+        small(variant="budget"),
+        WideExperiment(network="resnet-8", epochs=1),
+        WideExperiment(network="preact-8", epochs=1, variant="dense"),
+    ],
+    ids=lambda experiment: experiment.name,
+)
+def test_every_kind_of_row_is_trained_and_tested_once(
+    experiment: WideExperiment, opened: list[str], tmp_path: Path
+) -> None:
+    result = run_wide(experiment, out=tmp_path, device="cpu")
+    assert opened == ["train", "test"]
+    assert 0 < result.error <= 100
+    assert result.images_per_second > 0
+    assert result.macs[0] <= result.macs[1]
+    assert [*result.curve] == [str(epoch) for epoch in range(1, experiment.epochs + 1)]
+    if experiment.variant == "budget":
+        assert result.macs[0] <= 0.5 * result.macs[1]
+    record = json.loads((tmp_path / experiment.name / "record.json").read_text())
+    assert record["tested_on"] == "test set"
+    assert run_wide(experiment, out=tmp_path, resume=True) == result
+    assert opened == ["train", "test"]
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("variant", ["l0", "budget", "dropout"])
+def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None:
+    experiment = small(variant=variant)
+    whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
+    pieces = tmp_path / "pieces"
+    assert run_wide(experiment, out=pieces, device="cpu", minutes=0.0) is None
+    result = run_wide(experiment, out=pieces, device="cpu", resume=True, minutes=60.0)
+    assert result.error == whole.error
+    assert result.curve == whole.curve
+    assert result.expected_macs == whole.expected_macs
+
+
+def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:
+    experiment = WideExperiment(network="wrn-16-2")
+    one = wide_learner(experiment, 50_000, CPU)
+    assert [group.units for group in one.model.groups] == [32, 32, 64, 64, 128, 128]
+    assert one.model.gates.log_alpha.mean().item() == pytest.approx(0.847, abs=0.01)
+    decays = {group["weight_decay"] for group in one.optimizers[0].param_groups}
+    assert decays == {5e-4, 0.0}
+    faithful = wide_learner(WideExperiment(network="wrn-16-2", faithful=True), 50_000, CPU)
+    assert faithful.recipe.draws == 2
+    assert faithful.model.groups[0].name == "stages.0.0.conv1:out"
+
+
+def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
+    one = wide_learner(small(variant="budget"), 50_000, CPU)
+    kinds = [type(optimizer).__name__ for optimizer in one.optimizers]
+    assert kinds == ["SGD", "Adam"]
+    one.begin_epoch(1, 10)
+    rates = [group["lr"].item() for each in one.optimizers for group in each.param_groups]
+    assert rates[-1] == pytest.approx(5e-3)
+    assert rates[0] == pytest.approx(0.1 * 0.2**2)
+    assert isinstance(one.budget, hc.Budget)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"network": "vgg-16"}, "--network vgg-16 does not exist"),
+        ({"network": "wrn-11-1"}, "depth 11 is not 6n"),
+        ({"network": "resnet-20", "variant": "dropout"}, "does not exist as dropout"),
+        ({"dataset": "mnist"}, "dataset 'mnist' is not known: cifar10, cifar100"),
+        ({"variant": "l1"}, "variant 'l1' is not known"),
+        ({"epochs": 0}, "--epochs 0"),
+        ({"lam": -1.0}, "--lam -1.0"),
+        ({"variant": "dense", "faithful": True}, "--faithful is about gates"),
+    ],
+)
+def test_impossible_rows_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        WideExperiment(**settings)
