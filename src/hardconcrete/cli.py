@@ -411,3 +411,25 @@ def reproduce_wrn(
         rates = f"{result.images_per_second:,.0f}", f"{result.seconds:.0f}"
         table.add_row(*errors, share, params, *rates)
         Console().print(table)
+
+
+@reproduce.command("table2")
+def reproduce_table2(out: Results = Path("results"), runs: Runs = Path("runs")) -> None:
+    """Write table 2 from the runs of `reproduce wrn` that are at their end."""
+    with refusals_in_words():
+        from hardconcrete.paper.table2 import table2
+
+        page = table2(runs)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "table2.md").write_text(page)
+        typer.echo(page)
+        typer.echo(f"wrote {out / 'table2.md'}")
+
+
+@reproduce.command("figure4")
+def reproduce_figure4(out: Results = Path("results"), runs: Runs = Path("runs")) -> None:
+    """Draw FLOPs and errors over training from the runs of `reproduce wrn`."""
+    with refusals_in_words():
+        from hardconcrete.paper.table2 import figure4
+
+        show(figure4(runs, out), "Figure 4: GFLOPs per image")

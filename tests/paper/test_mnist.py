@@ -35,7 +35,7 @@ def test_a_row_is_trained_tested_once_and_written(opened: list[str], tmp_path: P
 def test_validation_never_opens_the_test_set(
     opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mnist, "hold_out", lambda images: (images, images._take(slice(0, 50))))
+    monkeypatch.setattr(mnist, "hold_out", lambda images: (images, images.take(slice(0, 50))))
     run(Experiment("lenet5", (0.1,), epochs=1, validate=True), out=tmp_path, device="cpu")
     assert opened == ["train"]
     record = json.loads((tmp_path / "lenet5-0.1-validate" / "record.json").read_text())

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import hardconcrete as hc
+from hardconcrete.cli import app
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper import training, wide
 from hardconcrete.paper.datasets import Images
@@ -77,6 +79,23 @@ def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
+
+
+@pytest.mark.usefixtures("opened")
+def test_finished_runs_become_a_table_and_a_figure(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    for experiment in (small(), small(seed=1), small(variant="dropout", dataset="cifar100")):
+        run_wide(experiment, out=runs, device="cpu")
+    assert run_wide(small(variant="dense"), out=runs, device="cpu", minutes=0.0) is None
+    said = CliRunner().invoke(app, ["reproduce", "table2", "--runs", str(runs), "--out", str(out)])
+    assert said.exit_code == 0, said.output
+    rows = [line for line in said.output.splitlines() if line.startswith("| wrn-10-1")]
+    assert len(rows) == 2  # the unfinished one is none of them
+    assert rows[0].startswith("| wrn-10-1 | l0 0.001 | cifar10 | 2 | 2 | ")
+    said = CliRunner().invoke(app, ["reproduce", "figure4", "--runs", str(runs), "--out", str(out)])
+    assert said.exit_code == 0, said.output
+    assert "cifar100, dropout, delivered, at the end" in said.output
+    assert {file.name for file in out.iterdir()} == {"table2.md", "figure4.svg", "figure4.png"}
 
 
 def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:

@@ -250,9 +250,9 @@ class _Rewriter:
             chosen = torch.arange(size)[start : start + get(node, "length")]
         else:
             chosen = torch.arange(size)[slice(start, get(node, "end"), get(node, "step"))]
-        self._take(node, source, dim, chosen)
+        self.take(node, source, dim, chosen)
 
-    def _take(self, node: fx.Node, source: fx.Node, dim: int, chosen: Tensor) -> None:
+    def take(self, node: fx.Node, source: fx.Node, dim: int, chosen: Tensor) -> None:
         """Those of the chosen indices that stay, at their new places."""
         kept = stays(self.yard, self._value(source), dim)
         places = (kept.cumsum(0) - 1)[chosen[kept[chosen]]]

@@ -78,7 +78,8 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def _take(self, index: Tensor) -> "Images":
+    def take(self, index: Tensor | slice) -> "Images":
+        """Some of them."""
         return replace(self, images=self.images[index], labels=self.labels[index])
 
 
@@ -137,7 +138,7 @@ def load_digits(split: Split) -> Images:
     images = (pixels.view(-1, 1, 8, 8) * (255 / 16)).round().to(torch.uint8)
     is_test = torch.arange(len(labels)) % TEST_EVERY == 0
     chosen = is_test if split == "test" else ~is_test
-    return Images(images, labels.long(), "digits")._take(chosen)
+    return Images(images, labels.long(), "digits").take(chosen)
 
 
 def hold_out(images: Images, count: int = 5000, seed: int = 0) -> tuple[Images, Images]:
@@ -157,7 +158,7 @@ def hold_out(images: Images, count: int = 5000, seed: int = 0) -> tuple[Images, 
         )
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     held_out = torch.zeros(len(images), dtype=torch.bool).index_fill(0, order[:count], True)
-    return images._take(~held_out), images._take(held_out)
+    return images.take(~held_out), images.take(held_out)
 
 
 def check_split(split: str) -> None:

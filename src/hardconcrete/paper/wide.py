@@ -128,6 +128,7 @@ class WideResult:
         images_per_second: of training, over all epochs.
         peak_memory: bytes on the GPU; None on a CPU.
         curve: test error of the averaged network by epoch, from what was saved while it trained.
+        training_curve: its error on 10,000 training images, likewise.
     """
 
     error: float
@@ -140,6 +141,7 @@ class WideResult:
     images_per_second: float
     peak_memory: int | None
     curve: dict[str, float]
+    training_curve: dict[str, float]
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
@@ -207,6 +209,7 @@ def run_wide(
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
         curve=_curve(averaged, snapshots, test, plain),
+        training_curve=_curve(averaged, snapshots, training.take(slice(10_000)), plain),
     )
     folder.write(
         {

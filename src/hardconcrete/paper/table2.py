@@ -1,0 +1,161 @@
+"""Table 2 and figure 4: what the runs on CIFAR say, beside the paper."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hardconcrete.errors import DataError
+from hardconcrete.paper.figures import Drawing
+from hardconcrete.paper.records import RunFolder
+from hardconcrete.paper.table1 import spread
+from hardconcrete.paper.wide import WideExperiment, WideResult
+from hardconcrete.report.plots import BLUE, GREEN, VERMILION, check_plotting, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PUBLISHED = {
+    ("resnet-110", "dense", ""): (6.43, 25.16),
+    ("preact-110", "dense", ""): (6.37, None),
+    ("wrn-28-10", "dense", ""): (4.00, 21.18),
+    ("wrn-28-10", "dropout", ""): (3.89, 18.85),
+    ("wrn-28-10", "l0", "0.001"): (3.83, 18.75),
+    ("wrn-28-10", "l0", "0.002"): (3.93, 19.04),
+}
+"""Error in percent on CIFAR-10 and CIFAR-100, by network, variant and lambda times N."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    experiment: WideExperiment
+    result: WideResult
+    folder: RunFolder
+
+    @property
+    def setting(self) -> str:
+        """What its variant was told."""
+        chosen = {"l0": f"{self.experiment.lam:g}", "budget": f"{self.experiment.macs:g}"}
+        return chosen.get(self.experiment.variant, "")
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """The row of the table it belongs to."""
+        variant = self.experiment.variant + (", faithful" if self.experiment.faithful else "")
+        return self.experiment.network, variant, self.setting
+
+
+def finished(runs: Path) -> list[Run]:
+    """All runs under a folder that are at their end and were tested on the test set."""
+    found = []
+    for path in sorted(runs.glob("*/record.json")):
+        folder = RunFolder(path.parent)
+        record = folder.read()
+        if "result" in record and not record["settings"]["validate"]:
+            experiment = WideExperiment(**record["settings"])
+            found.append(Run(experiment, WideResult.of(record["result"]), folder))
+    return found
+
+
+def table2(runs: Path) -> str:
+    """The table as Markdown: medians and spreads of what is there, and the number of seeds.
+
+    Example:
+        >>> try:
+        ...     table2(Path("nowhere"))
+        ... except DataError as error:
+        ...     print(error)
+        nowhere holds no finished run: train some with `hardconcrete reproduce wrn`
+    """
+    found = _some(runs)
+    lines = [
+        "# Table 2",
+        "",
+        "Test error of the compacted network, averaged weights, last epoch; the paper's: medians "
+        "of five runs.",
+        "",
+        "| network | variant | data | epochs | n | error | MACs | parameters | images/s | paper |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    keys = dict.fromkeys((run.row, run.experiment.dataset, run.experiment.epochs) for run in found)
+    for row, dataset, epochs in keys:
+        own = [
+            run.result
+            for run in found
+            if (run.row, run.experiment.dataset, run.experiment.epochs) == (row, dataset, epochs)
+        ]
+        paper = PUBLISHED.get(row, (None, None))[dataset == "cifar100"]
+        cells = [
+            row[0],
+            " ".join(row[1:]).strip(),
+            dataset,
+            str(epochs),
+            str(len(own)),
+            spread([result.error for result in own], "{:.2f}%"),
+            spread([100 * result.macs[0] / result.macs[1] for result in own], "{:.1f}%"),
+            spread([100 * result.params[0] / result.params[1] for result in own], "{:.1f}%"),
+            f"{statistics.median(result.images_per_second for result in own):,.0f}",
+            "" if paper is None else f"{paper:.2f}%",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure4(runs: Path, out: Path) -> Drawing:
+    """FLOPs over training on both data sets (a, b), and train and test error (c)."""
+    check_plotting(out)
+    found = [run for run in _some(runs) if run.experiment.network.startswith("wrn")]
+    facts: dict[str, float] = {}
+
+    def draw(figure: "Figure") -> None:
+        panels = figure.subplots(1, 3)
+        for axes, dataset in zip(panels, ("cifar10", "cifar100"), strict=False):
+            facts.update(_flops(axes, [run for run in found if run.experiment.dataset == dataset]))
+            axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
+            axes.set_ylabel("GFLOPs per image (one multiply-add is two)")
+            axes.legend(fontsize=6)
+        _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"])
+
+    return Drawing(save(draw, out, "figure4", (14, 4.2)), facts)
+
+
+def _some(runs: Path) -> list[Run]:
+    found = finished(runs)
+    if not found:
+        raise DataError(
+            f"{runs} holds no finished run: train some with `hardconcrete reproduce wrn`"
+        )
+    return found
+
+
+def _coloured(runs: Sequence[Run]) -> Iterable[tuple[Run, str]]:
+    colours = {"dense": "black", "dropout": GREEN, "l0": BLUE, "budget": VERMILION}
+    return ((run, colours[run.experiment.variant]) for run in runs)
+
+
+def _flops(axes: "Axes", runs: Sequence[Run]) -> dict[str, float]:
+    facts = {}
+    for run, colour in _coloured(runs):
+        lines = run.folder.lines()
+        epochs = [line["epoch"] for line in lines]
+        for kind, style in (("expected", "-"), ("delivered", ":")):
+            values = [2e-9 * line[kind] for line in lines]
+            label = f"{' '.join(run.row[1:]).strip()}, {kind}"
+            axes.plot(epochs, values, style, color=colour, label=label)
+            facts[f"{run.experiment.dataset}, {label}, at the end"] = values[-1]
+    return facts
+
+
+def _errors(axes: "Axes", runs: Sequence[Run]) -> None:
+    for run, colour in _coloured(runs):
+        for curve, style in ((run.result.curve, "-"), (run.result.training_curve, "--")):
+            epochs = [int(epoch) for epoch in curve]
+            label = " ".join(run.row[1:]) if style == "-" else None
+            axes.plot(epochs, [*curve.values()], style, color=colour, label=label)
+    axes.set(title="cifar10", xlabel="epoch", yscale="log")
+    axes.set_ylabel("error (%): test (line), training (dashes)")
+    axes.legend(fontsize=6)
