@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hardconcrete.paper import models
-from hardconcrete.paper.mnist import Experiment, run
+from hardconcrete.paper.experiment import Experiment
+from hardconcrete.paper.mnist import run
+from hardconcrete.paper.models import mnist as models
 from hardconcrete.paper.records import environment
 
 MODES = (("fan_in", "fan_in"), ("fan_out", "fan_in"), ("fan_out", "fan_out"))

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
-from hardconcrete.paper.mnist import NETWORKS, gated_network
+from hardconcrete.paper.experiment import NETWORKS, gated_network
 
 Step = Callable[[], None]
 CASES = [("mlp", 100, False, 1.5), ("mlp", 100, True, 1.1), ("lenet5", 128, False, 1.08)]

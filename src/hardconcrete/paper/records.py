@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +87,24 @@ class RunFolder:
         """The compacted model of a seed."""
         return self.path / f"small-{seed}.safetensors"
 
+    def snapshot(self, epoch: int, seed: int, state: dict[str, Tensor]) -> None:
+        """Keep a network as it is after an epoch."""
+        path = self._snapshot(epoch, seed)
+        path.parent.mkdir(exist_ok=True)
+        copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+        save_file(copies, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+    def snapshots(self, seed: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The networks that were kept of a seed, with their epochs."""
+        for path in sorted(self.path.glob(f"snapshots/*-{seed}.safetensors")):
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield int(path.name.split("-")[0]), tensors
+
+    def _snapshot(self, epoch: int, seed: int) -> Path:
+        return self.path / "snapshots" / f"{epoch:04d}-{seed}.safetensors"
+
     def begin(self, settings: dict[str, Any], *, resume: bool) -> None:
         """Claim the folder for these settings, or continue in it."""
         if not self.record.exists():
@@ -93,6 +112,8 @@ class RunFolder:
             self.write({"settings": settings})
             self.metrics.unlink(missing_ok=True)
             self.checkpoint.unlink(missing_ok=True)
+            for left in self.path.glob("snapshots/*"):
+                left.unlink()
             return
         before = self.read()["settings"]
         for key in {*before, *settings}:
@@ -134,7 +155,7 @@ class RunFolder:
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
         """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
         temporary = self.checkpoint.with_suffix(".tmp")
-        copies = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
         save_file(copies, temporary, {"epoch": str(epoch), "seconds": repr(seconds)})
         temporary.replace(self.checkpoint)
 

@@ -1,6 +1,10 @@
-"""The networks of the paper, as plain modules: nothing in them knows of gates."""
+"""The networks of table 1."""
+
+from collections.abc import Mapping
 
 from torch import Tensor, nn
+
+from hardconcrete.paper.models.initialisation import initialise
 
 
 class MLP(nn.Module):
@@ -50,10 +54,17 @@ class LeNet5(nn.Module):
         return self.fc2(self.fc1(x.flatten(1)).relu())  # type: ignore[no-any-return]
 
 
-def initialise(model: nn.Module) -> None:
-    """He-normal weights, by the number of inputs, and zero biases, as in the paper's code."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+def with_dropout(model: nn.Module, rates: Mapping[str, float]) -> nn.Module:
+    """Dropout before or after layers, by their inputs or outputs: ``{"fc1:in": 0.5}``.
+
+    Example:
+        >>> with_dropout(MLP(4, (3, 2)), {"fc2:in": 0.5}).fc2[0]
+        Dropout(p=0.5, inplace=False)
+    """
+    for site, rate in rates.items():
+        name, _, side = site.partition(":")
+        layer = getattr(model, name)
+        kind = nn.Dropout2d if isinstance(layer, nn.Conv2d) else nn.Dropout
+        parts = (kind(rate), layer) if side == "in" else (layer, kind(rate))
+        setattr(model, name, nn.Sequential(*parts))
+    return model

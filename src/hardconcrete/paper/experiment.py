@@ -1,0 +1,190 @@
+"""What can be trained on MNIST: the networks of table 1, and how each is made."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.flops import (
+    Macs,
+    lenet5_macs,
+    lenet5_uncoupled_macs,
+    mlp_macs,
+    mlp_uncoupled_macs,
+)
+from hardconcrete.paper.learner import Learner, Recipe
+from hardconcrete.paper.models import MLP, LeNet5, with_dropout
+
+Method = Literal["l0", "dense", "dropout"]
+
+QUIRKS = {
+    "clamp": "log alpha is kept within log 100 of 0 after each step",
+    "average": "the average starts at the initial weights and is divided by 1 - decay^steps",
+    "bias": "convolutions train without bias, and the L0 term of that bias has the wrong sign",
+}
+"""Where the authors' public code differs from the paper."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of table 1: where its gates sit, what it costs and what the paper found."""
+
+    build: Callable[[], nn.Module]
+    droprate: Mapping[str, float]
+    sizes: Mapping[str, int]
+    macs: Macs
+    uncoupled: Macs
+    rows: Mapping[tuple[float, ...], tuple[str, str, float]]
+    """Title, units left and error in percent, by lambda times N."""
+
+
+NETWORKS = {
+    "mlp": Network(
+        build=MLP,
+        droprate={"fc1:in": 0.2, "fc2:in": 0.5, "fc3:in": 0.5},
+        sizes={"fc1:in": 784, "fc2:in": 300, "fc3:in": 100},
+        macs=mlp_macs,
+        uncoupled=mlp_uncoupled_macs,
+        rows={
+            (0.1,): ("lambda = 0.1/N", "219-214-100", 1.4),
+            (0.1, 0.5, 5.0): ("lambda sep.", "266-88-33", 1.8),
+        },
+    ),
+    "lenet5": Network(
+        build=LeNet5,
+        droprate={"conv1:out": 0.5, "conv2:out": 0.5, "fc1:in": 0.5, "fc2:in": 0.5},
+        sizes={"conv1:out": 20, "conv2:out": 50, "fc1:in": 800, "fc2:in": 500},
+        macs=lenet5_macs,
+        uncoupled=lenet5_uncoupled_macs,
+        rows={
+            (0.1,): ("lambda = 0.1/N", "20-25-45-462", 0.9),
+            (10.0, 0.5, 0.1, 10.0): ("lambda sep.", "9-18-65-25", 1.0),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row of table 1, or any other setting of its lambdas.
+
+    Args:
+        network: ``"mlp"`` or ``"lenet5"``.
+        lam: lambda times N, one for all groups or one for each; none for other methods.
+        seeds: networks that are trained side by side.
+        epochs: passes over the training images.
+        validate: hold 5,000 training images out, test on those, and never open the test set.
+        method: ``"l0"``, ``"dense"``, or ``"dropout"`` where the gates would be, at their rates.
+        quirks: where to do as the authors' public code, which differs from the paper: some or all
+            of ``QUIRKS``.
+    """
+
+    network: str
+    lam: tuple[float, ...] = (0.1,)
+    seeds: tuple[int, ...] = (0,)
+    epochs: int = 200
+    validate: bool = False
+    method: Method = "l0"
+    quirks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.network not in NETWORKS:
+            raise ArgumentError(f"network {self.network!r} is not known: {', '.join(NETWORKS)}")
+        if self.method not in get_args(Method):
+            raise ArgumentError(
+                f"method {self.method!r} is not known: {', '.join(get_args(Method))}"
+            )
+        groups = list(NETWORKS[self.network].sizes)
+        if self.method == "l0" and len(self.lam) not in (1, len(groups)):
+            raise ArgumentError(
+                f"--lam takes one number or one for each of {', '.join(groups)}, "
+                f"not {len(self.lam)}"
+            )
+        if self.method != "l0" and (self.lam or self.quirks):
+            raise ArgumentError(f"a {self.method} network has no gates: leave lam and quirks empty")
+        for quirk in {*self.quirks} - {*QUIRKS}:
+            raise ArgumentError(f"quirk {quirk!r} is not known: {', '.join(QUIRKS)}")
+        for lam in self.lam:
+            if not 0 <= lam < math.inf:
+                raise ArgumentError(f"--lam {lam} must not be negative or infinite")
+        if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
+            raise ArgumentError(f"--seeds {self.seeds} must name at least one seed, each once")
+        for seed in self.seeds:
+            if not 0 <= seed < 2**31:
+                raise ArgumentError(f"--seeds {seed} must lie between 0 and 2^31")
+        if self.epochs < 1:
+            raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
+
+    @property
+    def name(self) -> str:
+        """A name for its folder.
+
+        Example:
+            >>> Experiment("mlp", (0.1, 0.5, 5.0), quirks=("clamp", "bias")).name
+            'mlp-0.1-0.5-5-clamp-bias'
+        """
+        method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
+        return "-".join([self.network, *method, *self.quirks, *["validate"] * self.validate])
+
+    @property
+    def title(self) -> str:
+        """What it is called in a table."""
+        if self.method != "l0":
+            return self.method
+        rows = NETWORKS[self.network].rows
+        lams = ", ".join(f"{lam:g}" for lam in self.lam)
+        title = rows[self.lam][0] if self.lam in rows else f"lambda = ({lams})/N"
+        return ", ".join(["L0", title, *self.quirks])
+
+    def settings(self) -> dict[str, Any]:
+        """All of it, as JSON would have it."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def learner(experiment: Experiment, seed: int, examples: int, device: torch.device) -> Learner:
+    """A network of an experiment, before its first step."""
+    torch.manual_seed(seed)
+    network, quirks = NETWORKS[experiment.network], experiment.quirks
+    recipe = Recipe(
+        epochs=experiment.epochs,
+        clamp=math.log(100) if "clamp" in quirks else None,
+        divided_average="average" in quirks,
+    )
+    if experiment.method != "l0":
+        rates = network.droprate if experiment.method == "dropout" else {}
+        model = with_dropout(network.build(), rates).to(device)
+        return Learner(f"seed {seed}", seed, model, recipe)
+    gated, penalty = gated_network(network, experiment.lam, examples, device, "bias" in quirks)
+    return Learner(f"seed {seed}", seed, gated, recipe, penalty)
+
+
+def gated_network(
+    network: Network,
+    lam: Sequence[float],
+    examples: int,
+    device: torch.device,
+    without_bias: bool = False,
+) -> tuple[hc.GatedModel, hc.L0Penalty]:
+    """A network with the paper's gates, and its penalty; lam is lambda times N.
+
+    ``without_bias`` leaves the biases of convolutions at zero and takes them from |g| instead of
+    adding them: a map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
+    """
+    model = network.build().to(device)
+    images = torch.zeros(2, 1, 28, 28, device=device)
+    gated = hc.attach_gates(model, images, sites=[*network.sizes], droprate=network.droprate)
+    each = [*lam] * len(gated.groups) if len(lam) == 1 else lam
+    rates = {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
+    if without_bias:
+        for group in gated.groups:
+            if group.name.endswith(":out"):
+                rates[group.name] *= (group.size - 2) / group.size
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
+    return gated, hc.L0Penalty(gated, rates)

@@ -1,0 +1,140 @@
+"""Networks that step as one do what each would do alone."""
+
+import math
+
+import pytest
+import torch
+
+import hardconcrete as hc
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.experiment import Experiment, learner
+from hardconcrete.paper.learner import Learner, Recipe
+from hardconcrete.paper.models import MLP, with_dropout
+from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def noise() -> Images:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8, generator=generator)
+    return Images(images, torch.arange(60) % 10, "noise")
+
+
+def networks(experiment: Experiment, seeds: range = range(3)) -> list[Learner]:
+    made = [learner(experiment, seed, 60_000, CPU) for seed in seeds]
+    for each in made:
+        each.recipe = Recipe(epochs=2, batch_size=20, clamp=each.recipe.clamp)
+    return made
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        Experiment("mlp", (0.1, 0.5, 5.0)),
+        Experiment("lenet5", (10.0, 0.5, 0.1, 10.0)),
+        Experiment("lenet5", (), method="dense"),
+        Experiment("lenet5", (0.1,), quirks=("clamp", "bias")),
+    ],
+    ids=lambda experiment: experiment.name,
+)
+def test_stacked_networks_learn_what_each_would_alone(
+    experiment: Experiment, noise: Images
+) -> None:
+    alone, together = networks(experiment), networks(experiment)
+    engine = Engine(alone, noise)
+    list(engine)
+    stacked = Engine(together, noise, stacked=True)
+    list(stacked)
+    assert stacked.losses == pytest.approx(engine.losses, rel=1e-4)
+    for one, other in zip(alone, together, strict=True):
+        for name, tensor in one.state().items():
+            # Adam makes whole steps of gradients that are nothing but rounding: a few may differ.
+            far = (other.state()[name] - tensor).abs() > 1e-5 + 1e-3 * tensor.abs()
+            assert far.float().mean() < 0.01, name
+
+
+def test_a_stacked_run_is_resumed_from_the_states_of_its_learners(noise: Images) -> None:
+    experiment = Experiment("mlp")
+    whole, parts = networks(experiment), networks(experiment)
+    list(Engine(whole, noise, stacked=True))
+    first = Engine(parts, noise, stacked=True)
+    next(iter(first))
+    saved = [{k: v.clone() for k, v in each.state().items()} for each in parts]
+    again = networks(experiment)
+    second = Engine(again, noise, stacked=True)
+    for each, state in zip(again, saved, strict=True):
+        each.restore(state)
+    second.done = 1
+    assert list(second) == [2]
+    for one, other in zip(whole, again, strict=True):
+        assert torch.equal(one.model.gates.log_alpha, other.model.gates.log_alpha)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_compiled_gives_the_same_gradients(count: int, noise: Images) -> None:
+    experiment = Experiment("mlp")
+    images, labels = noise.images.float() / 255, noise.labels
+    stacks = [
+        Stack(networks(experiment, range(count)), images, labels, compiled=compiled)
+        for compiled in (False, True)
+    ]
+    for stack in stacks:
+        stack.begin_epoch(0)
+        stack.step()
+    for eager, compiled in zip(stacks[0]._trained, stacks[1]._trained, strict=True):
+        torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_differs_between_stacked_networks_and_repeats_by_epoch(noise: Images) -> None:
+    def losses(epoch: int) -> list[float]:
+        models = []
+        for _ in range(2):  # equal networks, equal data
+            torch.manual_seed(0)
+            models.append(with_dropout(MLP(), {"fc2:in": 0.5}))
+        pair = [Learner("", 0, model, Recipe(epochs=1, batch_size=20)) for model in models]
+        stack = Stack(pair, noise.images.float() / 255, noise.labels, compiled=False)
+        stack.begin_epoch(epoch)
+        stack.step()
+        return stack.loss.tolist()
+
+    first, second = losses(0)
+    assert first != second
+    assert losses(0) == [first, second]
+    assert losses(1) != [first, second]
+
+
+def test_spatial_dropout_can_be_stacked(noise: Images) -> None:
+    pair = networks(Experiment("lenet5", (), method="dropout"), range(2))
+    list(Engine(pair, noise, stacked=True))
+    assert all(each.model.conv1[0].weight.isfinite().all() for each in pair)
+
+
+def test_gates_are_clamped_after_each_step(noise: Images) -> None:
+    (one,) = networks(Experiment("mlp", quirks=("clamp",)), range(1))
+    with torch.no_grad():
+        one.model.gates.log_alpha.fill_(30.0)
+    list(Engine([one], noise))
+    assert one.model.gates.log_alpha.max().item() == pytest.approx(math.log(100))
+
+
+def test_convolutions_with_stride_or_padding_stay_as_they_are() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    for convolution in (torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.Conv2d(3, 4, 3, padding=1)):
+        with ConvolutionsAsProducts():
+            assert torch.equal(convolution(x), convolution(x))
+        assert torch.equal(convolution(x), convolution(x))
+
+
+def test_the_average_of_the_authors_is_divided() -> None:
+    gated = hc.attach_gates(MLP(), torch.zeros(2, 784), sites=["fc1:in"])
+    one = Learner("", 0, gated, Recipe(averaging=0.9, divided_average=True))
+    start = one.average.module.gates.log_alpha.clone()
+    assert torch.equal(one.averaged.gates.log_alpha, start)
+    one.taken = 2
+    torch.testing.assert_close(one.averaged.gates.log_alpha, start / 0.19)
+    assert torch.equal(one.average.module.gates.log_alpha, start)
+    one.taken = 100_000
+    assert torch.equal(one.averaged.gates.log_alpha, start)
