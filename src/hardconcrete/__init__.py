@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hardconcrete.compaction import CompactionPlan, compact, load, save
     from hardconcrete.cost import Count, count
     from hardconcrete.distributions import HardConcrete, Rectified
-    from hardconcrete.errors import HardConcreteError
+    from hardconcrete.errors import HardConcreteError, HardConcreteWarning
     from hardconcrete.gating import (
         GatedModel,
         Group,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
-    from hardconcrete.objective import L0Penalty, recalibrate
+    from hardconcrete.objective import L0Penalty, check_gates, check_run, recalibrate
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
@@ -33,6 +33,7 @@ __all__ = [
     "Group",
     "HardConcrete",
     "HardConcreteError",
+    "HardConcreteWarning",
     "L0Penalty",
     "Rectified",
     "Report",
@@ -40,6 +41,8 @@ __all__ = [
     "Structure",
     "UnitGroup",
     "attach_gates",
+    "check_gates",
+    "check_run",
     "compact",
     "count",
     "find_groups",
@@ -55,7 +58,7 @@ _HOME = {
     "compaction": ("CompactionPlan", "compact", "load", "save"),
     "cost": ("Count", "count"),
     "distributions": ("HardConcrete", "Rectified"),
-    "errors": ("HardConcreteError",),
+    "errors": ("HardConcreteError", "HardConcreteWarning"),
     "gating": (
         "GatedModel",
         "Group",
@@ -64,7 +67,7 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("L0Penalty", "recalibrate"),
+    "objective": ("L0Penalty", "check_gates", "check_run", "recalibrate"),
     "report.measure": ("Report", "measure"),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }

@@ -1,6 +1,7 @@
 """What is minimised besides the task's own loss, and what belongs to minimising it."""
 
+from hardconcrete.objective.guards import check_gates, check_run
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.recalibrate import recalibrate
 
-__all__ = ["L0Penalty", "recalibrate"]
+__all__ = ["L0Penalty", "check_gates", "check_run", "recalibrate"]
