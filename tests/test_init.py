@@ -29,6 +29,7 @@ PUBLIC = [
     "compact",
     "count",
     "find_groups",
+    "lam_per_weight",
     "load",
     "measure",
     "parameter_groups",

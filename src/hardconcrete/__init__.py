@@ -20,7 +20,13 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
-    from hardconcrete.objective import L0Penalty, check_gates, check_run, recalibrate
+    from hardconcrete.objective import (
+        L0Penalty,
+        check_gates,
+        check_run,
+        lam_per_weight,
+        recalibrate,
+    )
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
@@ -46,6 +52,7 @@ __all__ = [
     "compact",
     "count",
     "find_groups",
+    "lam_per_weight",
     "load",
     "measure",
     "parameter_groups",
@@ -67,7 +74,7 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("L0Penalty", "check_gates", "check_run", "recalibrate"),
+    "objective": ("L0Penalty", "check_gates", "check_run", "lam_per_weight", "recalibrate"),
     "report.measure": ("Report", "measure"),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
