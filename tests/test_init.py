@@ -10,6 +10,7 @@ import pytest
 import hardconcrete as hc
 
 PUBLIC = [
+    "Budget",
     "CompactionPlan",
     "Count",
     "GatedModel",

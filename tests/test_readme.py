@@ -20,7 +20,7 @@ def test_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     exec(compile(code, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("guide", ["gates.md", "guards.md", "models.md"])
+@pytest.mark.parametrize("guide", ["budgets.md", "gates.md", "guards.md", "models.md"])
 def test_the_blocks_of_a_guide_run_in_order(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,7 +33,14 @@ def test_the_blocks_of_a_guide_run_in_order(
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/gates.md", "docs/guards.md", "docs/models.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/budgets.md",
+        "docs/gates.md",
+        "docs/guards.md",
+        "docs/models.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
     "CompactionPlan",
     "Count",
     "GatedModel",
@@ -74,7 +75,14 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("L0Penalty", "check_gates", "check_run", "lam_per_weight", "recalibrate"),
+    "objective": (
+        "Budget",
+        "L0Penalty",
+        "check_gates",
+        "check_run",
+        "lam_per_weight",
+        "recalibrate",
+    ),
     "report.measure": ("Report", "measure"),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }

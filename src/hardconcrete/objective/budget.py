@@ -1,0 +1,207 @@
+"""A budget: the price of every gate follows what is delivered, until that is what was asked for."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.gating import GatedModel
+from hardconcrete.objective.constraint import Limit, constraints
+
+BAND = 0.02
+"""How far below its limit a delivered cost may stay, as a part of it."""
+
+STRONGEST = 4.0
+"""The largest price, in multipliers."""
+
+GAIN = 0.05
+"""How fast the logarithm of a multiplier follows the error, per step."""
+
+FIRST = 0.01
+"""The multiplier to begin with, small for any loss: it grows a hundredfold in 100 steps."""
+
+WARMUP = 1000
+"""Steps in which the target comes down, where the length of the training is not told."""
+
+
+class Budget:
+    """A penalty that brings a model to a given size, and keeps it there while it learns.
+
+    The *delivered* cost, that of the model which compaction would leave now, is compared with a
+    target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
+    then has a price, and the loss gets the gradient of the *expected* cost times the price:
+
+        price = multiplier * (clip(2 e / BAND + 1 + side * own, -STRONGEST, STRONGEST) + side)
+
+    with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
+    every gate is pushed further to its side, so undecided gates decide themselves; above it, open
+    gates have a positive price and those that the task needs least are shut; below it, shut gates
+    have a negative price and come back. After the warm-up, ``own``, the cost of the unit in bands,
+    keeps units that are larger than the error from being moved to correct it. The logarithm of the
+    multiplier grows by GAIN * e above the limit and falls below the band, so the scale of the loss
+    does not matter.
+
+    Of several limits the one that is exceeded most sets the price of a gate.
+
+    Args:
+        gated: the model; its gates should be able to travel: learning rate times steps well above
+            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)``.
+        macs: multiply-adds. A float up to 1 is a fraction of the dense total, of which the part
+            that is not gated is a part; an int is absolute, for the examples that the gates were
+            attached with.
+        params: parameters, likewise.
+        weight_bytes: memory of parameters and buffers, likewise.
+        units: open gates of all groups together, or by name: ``{"conv1": 10, "fc1": 0.2}``.
+        steps: length of the training: the target comes down during the first third of it. Without
+            it, during the first 1,000 steps.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layers = torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)
+        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8))
+        >>> budget = hc.Budget(gated, macs=0.5, steps=300)
+        >>> optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=2e-2))
+        >>> x = torch.randn(64, 8)
+        >>> for _ in range(300):
+        ...     loss = (gated(x) - x[:, :2]).square().mean() + budget()
+        ...     optimizer.zero_grad(); loss.backward(); optimizer.step(); budget.step()
+        >>> 0.47 < budget.delivered()["macs"] <= 0.5
+        True
+    """
+
+    def __init__(
+        self,
+        gated: GatedModel,
+        *,
+        macs: Limit | None = None,
+        params: Limit | None = None,
+        weight_bytes: Limit | None = None,
+        units: Limit | Mapping[str, Limit] | None = None,
+        steps: int | None = None,
+    ) -> None:
+        if not isinstance(gated, GatedModel):
+            raise ArgumentError(
+                f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
+            )
+        if steps is not None and steps < 3:
+            raise ArgumentError(f"steps={steps} is no length of a training")
+        limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
+        self.gated = gated
+        self.constraints = constraints(gated, limits, units)
+        self.warmup = WARMUP if steps is None else steps // 3
+        log_alpha = gated.gates.log_alpha.detach()
+        many = len(self.constraints)
+        self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
+        self._concerned = torch.zeros(many, len(log_alpha), dtype=torch.bool)
+        for k, constraint in enumerate(self.constraints):
+            self._concerned[k, constraint.gates] = True
+        self._concerned = self._concerned.to(log_alpha.device)
+        self._start = torch.maximum(self._delivered(self._open()), self._limits)
+        self._log_multiplier = log_alpha.new_full((many,), math.log(FIRST))
+        self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
+        self._price = log_alpha.new_zeros(many, len(log_alpha))
+        self._update()
+
+    def __call__(self) -> Tensor:
+        """The expected costs, priced: to be added to the loss of the task."""
+        probability = self.gated.gates.distribution().open_probability
+        return sum(
+            constraint.of(self.gated, _priced(probability, price)).to(probability.dtype)
+            for constraint, price in zip(self.constraints, self._price, strict=True)
+        )  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Look at what is delivered now and set the prices; after the optimiser's step."""
+        error = self._error(self._delivered(self._open()))
+        change = error.clamp(min=0) + (error + BAND).clamp(max=0)
+        self._log_multiplier.add_(GAIN * change).clamp_(-20.0, 20.0)
+        self._steps.add_(1)
+        self._update()
+
+    def delivered(self) -> dict[str, float]:
+        """What the readout leaves of each cost, as a part of the dense total."""
+        return self._by_name(self._delivered(self._open()))
+
+    def expected(self) -> dict[str, float]:
+        """The mean of each cost over draws of the gates, as a part of the dense total."""
+        probability = self.gated.gates.distribution().open_probability.detach()
+        costs = [constraint.of(self.gated, probability) for constraint in self.constraints]
+        return self._by_name(torch.stack(costs))
+
+    def target(self) -> dict[str, float]:
+        """The limits, as parts of the dense totals."""
+        return self._by_name(self._limits)
+
+    def __str__(self) -> str:
+        delivered, expected, target = self.delivered(), self.expected(), self.target()
+        return "\n".join(
+            f"{c.words}: {delivered[c.name]:.1%} delivered, {expected[c.name]:.1%} expected, "
+            f"budget {target[c.name]:.1%} of {c.dense:,.0f}"
+            for c in self.constraints
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs."""
+        return {name: getattr(self, f"_{name}").clone() for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken."""
+        for name in STATE:
+            own = getattr(self, f"_{name}")
+            if name not in state or state[name].shape != own.shape:
+                raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
+        for name in STATE:
+            getattr(self, f"_{name}").copy_(state[name])
+        self._update()
+
+    def _by_name(self, values: Tensor) -> dict[str, float]:
+        return {c.name: v for c, v in zip(self.constraints, values.tolist(), strict=True)}
+
+    def _open(self) -> Tensor:
+        return (self.gated.gates.readout().detach() > 0).to(torch.float64)
+
+    def _delivered(self, is_open: Tensor) -> Tensor:
+        costs = [c.of(self.gated, is_open, delivered=True) for c in self.constraints]
+        return torch.stack(costs).to(self._limits.dtype)
+
+    def _progress(self) -> Tensor:
+        return (self._steps / self.warmup).clamp(max=1.0)
+
+    def _error(self, delivered: Tensor) -> Tensor:
+        """Against a target that comes down by the same part in every step of the warm-up."""
+        target = self._start * (self._limits / self._start) ** self._progress()
+        return (delivered / target).log().clamp(-1.0, 1.0)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Write the price of every gate, in place: a captured CUDA graph reads it there."""
+        is_open = self._open()
+        error = self._error(self._delivered(is_open))[:, None]
+        side = (1 - 2 * is_open).to(self._price.dtype)
+        own = self._own(is_open) * (self._progress() == 1)
+        push = (2 * error / BAND + 1 + side * own).clamp(-STRONGEST, STRONGEST) + side
+        worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
+        governs = torch.arange(len(error), device=worst.device)[:, None] == worst
+        self._price.copy_(self._log_multiplier.exp()[:, None] * push * governs)
+
+    def _own(self, is_open: Tensor) -> Tensor:
+        """The cost of each unit, all others as they are, in bands of its limit."""
+        slopes = [
+            torch.func.grad(lambda gates, c=c: c.of(self.gated, gates))(is_open)
+            for c in self.constraints
+        ]
+        return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
+
+
+STATE = ("start", "log_multiplier", "steps")
+"""What changes in training, or depends on its beginning."""
+
+
+def _priced(probability: Tensor, price: Tensor) -> Tensor:
+    """The probabilities, their gradients times the prices."""
+    fixed = probability.detach()
+    return fixed + price * (probability - fixed)

@@ -1,0 +1,109 @@
+"""What a budget is about: a cost, its dense total and the target, checked before training."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardconcrete.cost.expected import KINDS
+from hardconcrete.errors import ArgumentError
+from hardconcrete.gating import GatedModel, Group
+
+WORDS = {"params": "parameters", "macs": "MACs", "weight_bytes": "bytes of weights"}
+
+Limit = float | int
+"""A fraction of the dense total up to 1.0, or an absolute number."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A cost that may not be larger than a limit.
+
+    Args:
+        name: ``"macs"``, or ``"units"`` of all groups, or ``"units of fc1"``.
+        words: the cost in words.
+        dense: its total without gates.
+        limit: what it may be, in the same unit.
+        kind: its place among the costs of the ledger, None for units.
+        gates: the gates that it is about.
+    """
+
+    name: str
+    words: str
+    dense: float
+    limit: float
+    kind: int | None
+    gates: slice
+
+    def of(self, gated: GatedModel, probability: Tensor, *, delivered: bool = False) -> Tensor:
+        """The cost as a part of the dense total, for gates open with these probabilities."""
+        if self.kind is None:
+            return probability[self.gates].double().sum() / self.dense
+        ledger = gated.ledger
+        costs = ledger.delivered(probability) if delivered else ledger.expected(probability)
+        return costs[self.kind] / self.dense
+
+
+def constraints(
+    gated: GatedModel, limits: Mapping[str, Limit | None], units: Limit | Mapping[str, Limit] | None
+) -> tuple[Constraint, ...]:
+    """The limits as constraints, each of which can be met."""
+    whole = slice(0, len(gated.gates.log_alpha))
+    found = []
+    for name, limit in limits.items():
+        if limit is not None:
+            kind = KINDS.index(name)
+            dense = gated.ledger.dense[kind].item()
+            nothing = torch.zeros_like(gated.gates.log_alpha)
+            least = gated.ledger.delivered(nothing)[kind].item()
+            absolute = _absolute(name, limit, dense)
+            _refuse_less_than_least(name, absolute, least, dense)
+            found.append(Constraint(name, WORDS[name], dense, absolute, kind, whole))
+    if isinstance(units, Mapping):
+        for name, limit in units.items():
+            group = _group(gated, name)
+            words = f"units of {name}"
+            absolute = _absolute(words, limit, group.units)
+            found.append(Constraint(words, words, group.units, absolute, None, group.slice))
+    elif units is not None:
+        absolute = _absolute("units", units, whole.stop)
+        found.append(Constraint("units", "units", whole.stop, absolute, None, whole))
+    if not found:
+        raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
+    return tuple(found)
+
+
+def _absolute(name: str, limit: Limit, dense: float) -> float:
+    """A limit in the unit of its cost."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+        raise ArgumentError(f"{name}={limit!r} must be a fraction such as 0.5, or a whole number")
+    if isinstance(limit, float) and not 0 < limit <= 1:
+        raise ArgumentError(
+            f"{name}={limit}: a float is a fraction of the dense total, above 0 and up to 1; "
+            "give an absolute number as an int"
+        )
+    if not 0 < limit <= dense:
+        raise ArgumentError(f"{name}={limit:,} must lie between 1 and the dense {dense:,.0f}")
+    absolute = limit * dense if isinstance(limit, float) else float(limit)
+    if name.startswith("units") and absolute < 1:
+        raise ArgumentError(f"{name}={limit} is less than one unit of {dense:,.0f}")
+    return absolute
+
+
+def _refuse_less_than_least(name: str, limit: float, least: float, dense: float) -> None:
+    if limit < least:
+        raise ArgumentError(
+            f"a budget of {100 * limit / dense:.3g}% of the {WORDS[name]} cannot be met: "
+            f"{100 * least / dense:.3g}% are not gated, or belong to the one unit that each group "
+            "keeps"
+        )
+
+
+def _group(gated: GatedModel, name: str) -> Group:
+    for group in gated.groups:
+        if group.name == name:
+            return group
+    known = ", ".join(group.name for group in gated.groups)
+    raise ArgumentError(f"units: {name!r} is not a group; the groups are {known}")

@@ -1,0 +1,261 @@
+"""Budgets: met by what is delivered, whatever the learning rate, the loss and the network."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.objective.budget import WARMUP
+from tests.compaction.networks import dense
+
+
+class Wide(nn.Module):
+    """Two hidden layers, for a task that needs two directions of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 120), nn.Linear(120, 60), nn.Linear(60, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()).relu())
+
+
+def task(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, 16, generator=generator)
+    return x, (x[:, 0] > 0).long() * 2 + (x[:, 1] > x[:, 2]).long()
+
+
+def train(
+    limits: dict[str, object],
+    steps: int = 600,
+    gate_lr: float = 2e-2,
+    scale: float = 1.0,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
+) -> tuple[hc.GatedModel, hc.Budget]:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    budget = hc.Budget(gated, **limits, steps=steps)  # type: ignore[arg-type]
+    rule = optimizer(hc.parameter_groups(gated, lr=3e-3, gate_lr=gate_lr))
+    for _ in range(steps):
+        x, y = task(64, generator)
+        loss = scale * F.cross_entropy(gated(x), y) + budget()
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+        budget.step()
+    return gated, budget
+
+
+@pytest.mark.parametrize(("limit", "gate_lr"), [(0.5, 1e-2), (0.25, 4e-2), (0.1, 2e-2)])
+def test_what_is_delivered_is_what_was_asked_for(limit: float, gate_lr: float) -> None:
+    gated, budget = train({"macs": limit}, gate_lr=gate_lr)
+    args, kwargs = gated.example
+    small = hc.count(hc.compact(gated), args, kwargs).macs / hc.count(Wide(), args, kwargs).macs
+    assert small == pytest.approx(budget.delivered()["macs"], rel=1e-6)
+    assert 0.95 * limit < small < 1.05 * limit
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e2])
+def test_the_scale_of_the_loss_does_not_matter(scale: float) -> None:
+    _, budget = train({"macs": 0.25}, scale=scale)
+    assert budget.delivered()["macs"] == pytest.approx(0.25, rel=0.05)
+
+
+def test_gates_decide_themselves_and_the_task_is_learnt() -> None:
+    gated, budget = train({"params": 0.3}, steps=900)
+    assert budget.expected()["params"] == pytest.approx(budget.delivered()["params"], rel=0.05)
+    x, y = task(2000, torch.Generator().manual_seed(2))
+    assert (gated.eval()(x).argmax(1) == y).float().mean() > 0.9
+
+
+def test_several_limits_at_once() -> None:
+    """The tightest is met; the others are not exceeded."""
+    _, budget = train({"macs": 0.5, "params": 0.2, "weight_bytes": 5000})
+    delivered, target = budget.delivered(), budget.target()
+    assert all(delivered[name] < 1.02 * target[name] for name in target)
+    assert any(delivered[name] > 0.95 * target[name] for name in target)
+
+
+def test_units_by_group() -> None:
+    gated, _ = train({"units": {"a": 30, "b": 0.5}})
+    assert gated.units_left() == pytest.approx((30, 30), abs=1)
+
+
+def test_units_of_all_groups() -> None:
+    gated, _ = train({"units": 90})
+    assert sum(gated.units_left()) == pytest.approx(90, abs=3)
+
+
+def at(limit: float, share: float) -> tuple[hc.GatedModel, hc.Budget]:
+    """A budget after its warm-up, with a part of all units open, undecided."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    drawn = torch.rand(180, generator=torch.Generator().manual_seed(0))
+    gated.gates.log_alpha.data.copy_(torch.where(drawn < share, -1.0, -4.0))
+    budget = hc.Budget(gated, units=limit, steps=3)
+    budget.step()
+    return gated, budget
+
+
+def slopes(gated: hc.GatedModel, budget: hc.Budget) -> tuple[Tensor, Tensor]:
+    """Gradients of open and of shut gates."""
+    (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
+    is_open = gated.gates.readout() > 0
+    return slope[is_open], slope[~is_open]
+
+
+def test_above_the_limit_every_gate_is_pushed_shut() -> None:
+    still_open, shut = slopes(*at(0.25, 0.5))
+    assert (still_open > 0).all()
+    assert (shut > 0).all()
+
+
+def test_below_the_band_every_gate_is_pushed_open() -> None:
+    still_open, shut = slopes(*at(0.75, 0.5))
+    assert (still_open < 0).all()
+    assert (shut < 0).all()
+
+
+def test_within_the_band_gates_go_to_their_sides() -> None:
+    _, before = at(0.5, 0.5)
+    share = before.delivered()["units"]
+    still_open, shut = slopes(*at(share * 1.01, 0.5))
+    assert (still_open < 0).all()
+    assert (shut > 0).all()
+
+
+def test_the_multiplier_follows_what_is_delivered() -> None:
+    """Up by GAIN times the error, down below the band, and still within it."""
+    for limit, change in ((0.25, 1), (0.75, -1)):
+        _, budget = at(limit, 0.5)
+        before = budget.state_dict()["log_multiplier"]
+        budget.step()
+        assert (budget.state_dict()["log_multiplier"] - before).sign().item() == change
+
+
+def test_a_unit_larger_than_the_error_is_not_moved() -> None:
+    """2 % too much, of which each unit of the wide layer has 5: only the narrow ones may go."""
+    layers = nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 1)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(1, 100))
+    nn.init.constant_(gated.gates.log_alpha, 0.0)
+    budget = hc.Budget(gated, macs=0.98, steps=3)
+    for _ in range(3):
+        budget.step()
+    (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
+    assert (slope[:20] < 0).all()
+    assert (slope[20:] > 0).all()
+
+
+def test_the_target_comes_down() -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    budget = hc.Budget(gated, macs=0.25, steps=30)
+    assert budget.warmup == 10
+    errors = []
+    for _ in range(15):
+        errors.append(budget._error(torch.ones(1)).item())
+        budget.step()
+    assert errors[0] == 0
+    assert errors[5] == pytest.approx(-0.5 * torch.tensor(0.25).log().item(), rel=1e-5)
+    assert errors[10] == errors[14] == 1  # clipped
+    assert hc.Budget(gated, macs=0.25).warmup == WARMUP
+
+
+def test_a_resumed_budget_goes_on_as_before() -> None:
+    gated, budget = train({"macs": 0.25}, steps=60)
+    state = copy.deepcopy(budget.state_dict())
+    other = hc.Budget(gated, macs=0.25, steps=60)
+    other.load_state_dict(state)
+    for _ in range(3):
+        budget.step()
+        other.step()
+    grads = [torch.autograd.grad(b(), gated.gates.log_alpha)[0] for b in (budget, other)]
+    assert torch.equal(*grads)
+
+
+def test_a_foreign_state_is_refused() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(2, 4))
+    state = hc.Budget(gated, macs=0.9, params=0.9).state_dict()
+    with pytest.raises(ArgumentError, match="not the state of such a budget"):
+        hc.Budget(gated, macs=0.9).load_state_dict(state)
+
+
+def test_in_words() -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    words = str(hc.Budget(gated, macs=0.25))
+    assert words.startswith("MACs: 100.0% delivered, ")
+    assert words.endswith("% expected, budget 25.0% of 9,360")
+
+
+def test_compiled() -> None:
+    """One graph each for the loss and the step, with the same numbers."""
+    _, budget = train({"macs": 0.25, "units": {"a": 50}}, steps=60)
+    loss = torch.compile(budget, fullgraph=True, backend="aot_eager")
+    assert loss().item() == budget().item()
+    other = copy.deepcopy(budget)
+    budget.step()
+    torch.compile(other.step, fullgraph=True, backend="aot_eager")()
+    assert torch.equal(other._price, budget._price)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_replayed() -> None:
+    """The whole step as one CUDA graph meets the budget."""
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Wide().cuda(), torch.zeros(1, 16, device="cuda"))
+    budget = hc.Budget(gated, macs=0.25, steps=600)
+    groups = hc.parameter_groups(gated, lr=3e-3, gate_lr=2e-2)
+    rule = torch.optim.Adam(groups, capturable=True)
+    x, y = (part.cuda() for part in task(4096, torch.Generator().manual_seed(1)))
+
+    def step() -> None:
+        rule.zero_grad(set_to_none=False)
+        (F.cross_entropy(gated(x), y) + budget()).backward()
+        rule.step()
+        budget.step()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(600):
+        graph.replay()
+    assert budget.delivered()["macs"] == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({}, "a budget needs a limit"),
+        ({"macs": 1.5}, "macs=1.5: a float is a fraction of the dense total"),
+        ({"macs": 0.0}, "above 0 and up to 1"),
+        ({"macs": 0}, "macs=0 must lie between 1 and the dense 9,360"),
+        ({"macs": 10_000}, "macs=10,000 must lie between 1 and the dense"),
+        ({"macs": True}, "must be a fraction such as 0.5, or a whole number"),
+        ({"macs": float("nan")}, "must be a fraction"),
+        ({"macs": 0.001}, "a budget of 0.1% of the MACs cannot be met: 0.224% are not gated"),
+        ({"units": {"z": 3}}, "'z' is not a group; the groups are a, b"),
+        ({"units": {"a": 0.001}}, "units of a=0.001 is less than one unit of 120"),
+        ({"macs": 0.5, "steps": 2}, "steps=2 is no length of a training"),
+    ],
+)
+def test_refused(limits: dict[str, object], words: str) -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    with pytest.raises(ArgumentError, match=words):
+        hc.Budget(gated, **limits)  # type: ignore[arg-type]
+
+
+def test_what_is_not_gated_counts() -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16), sites=["c:in"])
+    with pytest.raises(ArgumentError, match="a budget of 10% of the MACs cannot be met: 21.8%"):
+        hc.Budget(gated, macs=0.1)
+    with pytest.raises(ArgumentError, match="Budget takes what attach_gates returned"):
+        hc.Budget(Wide(), macs=0.5)  # type: ignore[arg-type]
