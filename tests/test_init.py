@@ -19,6 +19,7 @@ PUBLIC = [
     "HardConcreteError",
     "HardConcreteWarning",
     "L0Penalty",
+    "LatencyTable",
     "Rectified",
     "Report",
     "Site",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hardconcrete.compaction import CompactionPlan, compact, load, save
-    from hardconcrete.cost import Count, count
+    from hardconcrete.cost import Count, LatencyTable, count
     from hardconcrete.distributions import HardConcrete, Rectified
     from hardconcrete.errors import HardConcreteError, HardConcreteWarning
     from hardconcrete.gating import (
@@ -42,6 +42,7 @@ __all__ = [
     "HardConcreteError",
     "HardConcreteWarning",
     "L0Penalty",
+    "LatencyTable",
     "Rectified",
     "Report",
     "Site",
@@ -64,7 +65,7 @@ __all__ = [
 
 _HOME = {
     "compaction": ("CompactionPlan", "compact", "load", "save"),
-    "cost": ("Count", "count"),
+    "cost": ("Count", "LatencyTable", "count"),
     "distributions": ("HardConcrete", "Rectified"),
     "errors": ("HardConcreteError", "HardConcreteWarning"),
     "gating": (

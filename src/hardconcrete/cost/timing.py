@@ -1,11 +1,15 @@
 """The clock: calls made in turn, so that what slows a machine down slows all of them."""
 
+import importlib.util
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from time import perf_counter
 
 import torch
+
+if importlib.util.find_spec("resource"):  # not on Windows
+    from resource import RUSAGE_SELF, getrusage
 
 Call = Callable[[], object]
 
@@ -14,9 +18,20 @@ WARMUP = 5
 
 
 def interleaved(
-    calls: Sequence[Call], repeats: int, wait: Callable[[], object] = lambda: None
+    calls: Sequence[Call],
+    repeats: int,
+    wait: Callable[[], object] = lambda: None,
+    *,
+    undisturbed: bool = False,
 ) -> list[list[float]]:
     """Milliseconds of the calls, made in turn, and in the opposite order every other round.
+
+    Args:
+        calls: what is timed.
+        repeats: timed calls of each.
+        wait: called before the clock is read.
+        undisturbed: leave out calls in which another process took the processor, except for the
+            fastest third, which stay.
 
     Example:
         >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
@@ -25,14 +40,34 @@ def interleaved(
     for call in chain.from_iterable([calls] * WARMUP):
         call()
     times: list[list[float]] = [[] for _ in calls]
+    calm: list[list[float]] = [[] for _ in calls]
     for repeat in range(repeats):
         for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
             wait()  # for what the device still has to do
+            lost = preemptions() if undisturbed else 0
             start = perf_counter()
             calls[index]()
             wait()
             times[index].append(1000 * (perf_counter() - start))
+            if undisturbed and preemptions() == lost:
+                calm[index].append(times[index][-1])
+    least = -(-repeats // 3)
+    if undisturbed:
+        return [
+            own if len(own) >= least else sorted(every)[:least]
+            for own, every in zip(calm, times, strict=True)
+        ]
     return times
+
+
+def preemptions() -> int:
+    """How often this process had to give up a processor so far; 0 where nobody counts.
+
+    Example:
+        >>> preemptions() >= 0
+        True
+    """
+    return getrusage(RUSAGE_SELF).ru_nivcsw if "getrusage" in globals() else 0
 
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:

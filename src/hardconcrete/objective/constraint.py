@@ -10,8 +10,14 @@ from torch import Tensor
 from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating.gated_model import LATENCY
 
-WORDS = {"params": "parameters", "macs": "MACs", "weight_bytes": "bytes of weights"}
+WORDS = {
+    "params": "parameters",
+    "macs": "MACs",
+    "weight_bytes": "bytes of weights",
+    LATENCY: "milliseconds",
+}
 
 Limit = float | int
 """A fraction of the dense total up to 1.0, or an absolute number."""
@@ -26,7 +32,7 @@ class Constraint:
         words: the cost in words.
         dense: its total without gates.
         limit: what it may be, in the same unit.
-        kind: its place among the costs of the ledger, None for units.
+        kind: its place among the costs of the ledger, None for units and latency.
         gates: the gates that it is about.
     """
 
@@ -39,6 +45,10 @@ class Constraint:
 
     def of(self, gated: GatedModel, probability: Tensor, *, delivered: bool = False) -> Tensor:
         """The cost as a part of the dense total, for gates open with these probabilities."""
+        if self.name == LATENCY:
+            table = gated.latency
+            ms = table.delivered(probability) if delivered else table.expected(probability)
+            return ms / self.dense
         if self.kind is None:
             return probability[self.gates].double().sum() / self.dense
         ledger = gated.ledger
@@ -47,7 +57,10 @@ class Constraint:
 
 
 def constraints(
-    gated: GatedModel, limits: Mapping[str, Limit | None], units: Limit | Mapping[str, Limit] | None
+    gated: GatedModel,
+    limits: Mapping[str, Limit | None],
+    units: Limit | Mapping[str, Limit] | None,
+    latency_ms: float | None = None,
 ) -> tuple[Constraint, ...]:
     """The limits as constraints, each of which can be met."""
     whole = slice(0, len(gated.gates.log_alpha))
@@ -61,6 +74,8 @@ def constraints(
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
             found.append(Constraint(name, WORDS[name], dense, absolute, kind, whole))
+    if latency_ms is not None:
+        found.append(_latency(gated, latency_ms, whole))
     if isinstance(units, Mapping):
         for name, limit in units.items():
             group = _group(gated, name)
@@ -73,6 +88,18 @@ def constraints(
     if not found:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
     return tuple(found)
+
+
+def _latency(gated: GatedModel, limit: float, whole: slice) -> Constraint:
+    """Milliseconds, not a fraction: a deadline is what one has."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(f"{LATENCY}={limit!r} must be a number of milliseconds above 0")
+    table = gated.latency
+    if limit > table.dense:
+        raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
+    least = table.delivered(torch.zeros_like(gated.gates.log_alpha)).item()
+    _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
+    return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None, whole)
 
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:
