@@ -35,6 +35,7 @@ PUBLIC = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",

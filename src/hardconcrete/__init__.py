@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         recalibrate,
     )
     from hardconcrete.report.measure import Report, measure
+    from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "load",
     "measure",
     "parameter_groups",
+    "pareto",
     "recalibrate",
     "remove_gates",
     "save",
@@ -85,6 +87,7 @@ _HOME = {
         "recalibrate",
     ),
     "report.measure": ("Report", "measure"),
+    "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),
 }
 

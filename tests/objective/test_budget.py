@@ -255,7 +255,7 @@ def test_refused(limits: dict[str, object], words: str) -> None:
 
 def test_what_is_not_gated_counts() -> None:
     gated = hc.attach_gates(Wide(), torch.zeros(1, 16), sites=["c:in"])
-    with pytest.raises(ArgumentError, match="a budget of 10% of the MACs cannot be met: 21.8%"):
+    with pytest.raises(ArgumentError, match=r"a budget of 10% of the MACs cannot be met: 21.8%"):
         hc.Budget(gated, macs=0.1)
     with pytest.raises(ArgumentError, match="Budget takes what attach_gates returned"):
         hc.Budget(Wide(), macs=0.5)  # type: ignore[arg-type]

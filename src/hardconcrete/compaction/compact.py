@@ -11,10 +11,12 @@ from hardconcrete.compaction.apply import applied
 from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.projection import projected
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel
+from hardconcrete.objective import Budget
 
 Form = Literal["auto", "module", "graph"]
 
@@ -25,6 +27,8 @@ def compact(
     form: Form = "auto",
     min_units: int = 1,
     kept_inputs_only: bool = False,
+    budget: Budget | None = None,
+    round_to: int = 1,
 ) -> nn.Module:
     """A plain, smaller model that computes what ``gated.eval()`` does.
 
@@ -42,6 +46,12 @@ def compact(
         kept_inputs_only: let the caller select the features that a gated input layer keeps; the
             small model then takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given``
             says which are kept. Otherwise the layer selects them itself.
+        budget: never exceed its limits, and leave nothing shut that would still fit: the least
+            certain units are shut, the likeliest come back with their mean E[z]. The result is then
+            that of ``gated.eval()`` with these gates. Groups that are shut altogether stay so.
+            With batch norms, ``recalibrate(small, batches)`` afterwards.
+        round_to: widths are multiples of this, as far as a group has as many units: units come back
+            likewise until their block is full.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -60,15 +70,22 @@ def compact(
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
     if min_units < 0:
         raise ArgumentError(f"min_units={min_units} must not be negative")
+    if round_to < 1:
+        raise ArgumentError(f"round_to={round_to} must be at least 1")
+    as_read = budget is None and round_to == 1
+    if not as_read and min_units != 1:
+        raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
+    values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
     plain = ungated(gated)
-    plan = make_plan(gated, plain, min_units=min_units)
-    reference = copy.deepcopy(gated).model
+    plan = make_plan(gated, plain, min_units=min_units, values=values)
+    reference = copy.deepcopy(gated)
     failures = []
-    for candidate in _candidates(plan, plain, form):
-        small, failure = _attempt(candidate, plain, reference, gated.example)
-        if small is not None:
-            return without_selection(small, gated.example) if kept_inputs_only else small
-        failures.append(f"as {candidate.form}: {failure}")
+    with reference.gates.holding(None, None if as_read else values):
+        for candidate in _candidates(plan, plain, form):
+            small, failure = _attempt(candidate, plain, reference.model, gated.example)
+            if small is not None:
+                return without_selection(small, gated.example) if kept_inputs_only else small
+            failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
     why = "; ".join(dict.fromkeys(failures))
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")

@@ -24,11 +24,13 @@ def ungated(gated: GatedModel) -> nn.Module:
     return remove_gates(copy.deepcopy(gated))
 
 
-def make_plan(gated: GatedModel, plain: nn.Module, *, min_units: int = 1) -> CompactionPlan:
-    """What the readout of the gates leaves of a model."""
+def make_plan(
+    gated: GatedModel, plain: nn.Module, *, min_units: int = 1, values: Tensor | None = None
+) -> CompactionPlan:
+    """What the readout of the gates, or other values of them, leave of a model."""
     args, kwargs = gated.example
     found = walk(trace(plain, args, kwargs), plain)
-    gates = gated.gates.readout().detach().cpu()
+    gates = (gated.gates.readout() if values is None else values).detach().cpu()
     z = masks(gated, plain, gates)
     yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})
     yard.bury()

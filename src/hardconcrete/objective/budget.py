@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.objective.constraint import Limit, constraints
+from hardconcrete.objective.constraint import Limit, constraints, delivered
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it."""
@@ -106,24 +106,25 @@ class Budget:
         self._log_multiplier = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
         self._price = log_alpha.new_zeros(many, len(log_alpha))
-        self._update()
+        self._begin()
 
     def __call__(self) -> Tensor:
         """The expected costs, priced: to be added to the loss of the task."""
         probability = self.gated.gates.distribution().open_probability
         return sum(
-            constraint.of(self.gated, _priced(probability, price)).to(probability.dtype)
+            constraint.expected(self.gated, _priced(probability, price)).to(probability.dtype)
             for constraint, price in zip(self.constraints, self._price, strict=True)
         )  # type: ignore[return-value]
 
     @torch.no_grad()
     def step(self) -> None:
         """Look at what is delivered now and set the prices; after the optimiser's step."""
-        error = self._error(self._delivered(self._open()))
+        self._steps.add_(1)
+        is_open = self._open()
+        error = self._error(self._delivered(is_open))
         change = error.clamp(min=0) + (error + BAND).clamp(max=0)
         self._log_multiplier.add_(GAIN * change).clamp_(-20.0, 20.0)
-        self._steps.add_(1)
-        self._update()
+        self._set_prices(is_open, error)
 
     def delivered(self) -> dict[str, float]:
         """What the readout leaves of each cost, as a part of the dense total."""
@@ -132,7 +133,7 @@ class Budget:
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates, as a part of the dense total."""
         probability = self.gated.gates.distribution().open_probability.detach()
-        costs = [constraint.of(self.gated, probability) for constraint in self.constraints]
+        costs = [c.expected(self.gated, probability) for c in self.constraints]
         return self._by_name(torch.stack(costs))
 
     def target(self) -> dict[str, float]:
@@ -159,7 +160,7 @@ class Budget:
                 raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
         for name in STATE:
             getattr(self, f"_{name}").copy_(state[name])
-        self._update()
+        self._begin()
 
     def _by_name(self, values: Tensor) -> dict[str, float]:
         return {c.name: v for c, v in zip(self.constraints, values.tolist(), strict=True)}
@@ -168,8 +169,7 @@ class Budget:
         return (self.gated.gates.readout().detach() > 0).to(torch.float64)
 
     def _delivered(self, is_open: Tensor) -> Tensor:
-        costs = [c.of(self.gated, is_open, delivered=True) for c in self.constraints]
-        return torch.stack(costs).to(self._limits.dtype)
+        return delivered(self.gated, self.constraints, is_open).to(self._limits.dtype)
 
     def _progress(self) -> Tensor:
         return (self._steps / self.warmup).clamp(max=1.0)
@@ -180,10 +180,13 @@ class Budget:
         return (delivered / target).log().clamp(-1.0, 1.0)
 
     @torch.no_grad()
-    def _update(self) -> None:
-        """Write the price of every gate, in place: a captured CUDA graph reads it there."""
+    def _begin(self) -> None:
         is_open = self._open()
-        error = self._error(self._delivered(is_open))[:, None]
+        self._set_prices(is_open, self._error(self._delivered(is_open)))
+
+    def _set_prices(self, is_open: Tensor, error: Tensor) -> None:
+        """Write the price of every gate, in place: a captured CUDA graph reads it there."""
+        error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
         own = self._own(is_open) * (self._progress() == 1)
         push = (2 * error / BAND + 1 + side * own).clamp(-STRONGEST, STRONGEST) + side
@@ -194,7 +197,7 @@ class Budget:
     def _own(self, is_open: Tensor) -> Tensor:
         """The cost of each unit, all others as they are, in bands of its limit."""
         slopes = [
-            torch.func.grad(lambda gates, c=c: c.of(self.gated, gates))(is_open)
+            torch.func.grad(lambda gates, c=c: c.expected(self.gated, gates))(is_open)
             for c in self.constraints
         ]
         return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])

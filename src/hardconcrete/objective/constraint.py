@@ -1,7 +1,7 @@
 """What a budget is about: a cost, its dense total and the target, checked before training."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,17 +43,29 @@ class Constraint:
     kind: int | None
     gates: slice
 
-    def of(self, gated: GatedModel, probability: Tensor, *, delivered: bool = False) -> Tensor:
-        """The cost as a part of the dense total, for gates open with these probabilities."""
+    def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
+        """Its mean as a part of the dense total, for gates open with these probabilities."""
         if self.name == LATENCY:
-            table = gated.latency
-            ms = table.delivered(probability) if delivered else table.expected(probability)
-            return ms / self.dense
+            return gated.latency.expected(probability) / self.dense
+        return self._share(probability, lambda gates: gated.ledger.expected(gates))
+
+    def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
+        """The same of what is left when these gates are open, which the ledger says costs this."""
+        if self.name == LATENCY:
+            return gated.latency.delivered(is_open) / self.dense
+        return self._share(is_open, lambda _: costs)
+
+    def _share(self, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
-            return probability[self.gates].double().sum() / self.dense
-        ledger = gated.ledger
-        costs = ledger.delivered(probability) if delivered else ledger.expected(probability)
-        return costs[self.kind] / self.dense
+            return gates[self.gates].double().sum() / self.dense
+        return costs(gates)[self.kind] / self.dense
+
+
+def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> Tensor:
+    """Each cost as a part of its dense total, of what is left when these gates are open."""
+    about_units = all(limit.kind is None for limit in limits)
+    costs = is_open if about_units else gated.ledger.delivered(is_open)
+    return torch.stack([limit.delivered(gated, is_open, costs) for limit in limits])
 
 
 def constraints(

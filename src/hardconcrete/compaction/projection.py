@@ -1,0 +1,119 @@
+"""Gates that keep a budget exactly: the least certain units are shut or come back, by blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.gating import GatedModel, Group
+from hardconcrete.objective import Budget
+from hardconcrete.objective.constraint import Constraint, delivered
+
+ROUNDING = 1e-9
+"""Relative rounding of a sum in float64, which is no excess."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Units of a group that are shut or open together.
+
+    Args:
+        gates: their places in the bank.
+        score: their mean probability to be open.
+        group: number of the group.
+        alike: whether all full blocks of the group cost the same.
+    """
+
+    gates: Tensor
+    score: float
+    group: int
+    alike: bool
+
+
+def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor:
+    """Values of all gates, of which those that stay open fit the budget and fill blocks.
+
+    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z]. A group that
+    is shut altogether, such as the inside of a residual branch, stays so: what follows it, a batch
+    norm perhaps, has learnt to live with nothing.
+    """
+    with torch.no_grad():
+        values = gated.gates.readout().clone()
+        is_open = values > 0
+        by_group = [_blocks(gated, group, round_to) for group in gated.groups]
+        by_group = [blocks for blocks in by_group if any(is_open[b.gates].any() for b in blocks)]
+        for block in [block for blocks in by_group for block in blocks]:
+            is_open[block.gates] = is_open[block.gates].any()
+        if budget is not None:
+            loose = [block for _, *others in by_group for block in others]
+            is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
+        mean = gated.gates.distribution().mean.to(values.dtype)
+        return torch.where(is_open, torch.where(values > 0, values, mean), 0.0)
+
+
+def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
+    if not isinstance(budget, Budget) or [g.units for g in budget.gated.groups] != [
+        g.units for g in gated.groups
+    ]:
+        raise ArgumentError("budget takes an hc.Budget of this model, or of a copy of it")
+    return budget.constraints
+
+
+def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
+    """The units of a group, likeliest first; single weights are none."""
+    if any(axis.dim is None for axis in group.axes):
+        return []
+    chance = gated.gates.distribution().open_probability.double()
+    order = chance[group.slice].argsort(descending=True, stable=True) + group.start
+    alike = group.name in {found.name for found in gated.structure or ()}
+    return [
+        Block(gates, chance[gates].mean().item(), group.index, alike) for gates in order.split(size)
+    ]
+
+
+def _fitted(
+    gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
+) -> Tensor:
+    """Shut what is least certain until the limits hold; then let back in what still fits."""
+    loose = sorted(loose, key=lambda block: block.score)
+    opened = [block for block in loose if is_open[block.gates].any()]
+    least, most = 0, len(opened)
+    if not _fits(gated, limits, _without(is_open, opened)):
+        raise CompactionError(
+            "the budget cannot be kept: with one block of each group it is exceeded still; "
+            "lower round_to, or raise the budget"
+        )
+    while least < most:
+        middle = (least + most) // 2
+        if _fits(gated, limits, _without(is_open, opened[:middle])):
+            most = middle
+        else:
+            least = middle + 1
+    is_open = _without(is_open, opened[:least])
+    full: set[int] = set()
+    for block in reversed(loose):
+        if block.group not in full and not is_open[block.gates].any():
+            trial = is_open.clone()
+            trial[block.gates] = True
+            if _fits(gated, limits, trial):
+                is_open = trial
+            elif block.alike:
+                full.add(block.group)
+    return is_open
+
+
+def _without(is_open: Tensor, blocks: Sequence[Block]) -> Tensor:
+    rest = is_open.clone()
+    for block in blocks:
+        rest[block.gates] = False
+    return rest
+
+
+def _fits(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> bool:
+    costs = delivered(gated, limits, is_open.double()).tolist()
+    return all(
+        cost <= limit.limit / limit.dense * (1 + ROUNDING)
+        for cost, limit in zip(costs, limits, strict=True)
+    )

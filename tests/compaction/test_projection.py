@@ -1,0 +1,146 @@
+"""Compaction within a budget: never above it, and nothing is shut that would still fit."""
+
+import pytest
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.compaction.projection import projected
+from hardconcrete.cost.expected import KINDS
+from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.paper.models import LeNet5
+from tests.compaction.networks import dense
+from tests.exactness import apart, outputs, with_random_gates
+from tests.zoo import ZOO, Entry
+
+GATED = [entry for entry in ZOO if entry.groups]
+
+
+def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
+    return gated.ledger.delivered(is_open) / gated.ledger.dense
+
+
+def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit: float) -> None:
+    """No unit that is shut would still fit; one of each group is tried, for all cost the same.
+
+    Groups that were shut altogether are left so.
+    """
+    is_open = values > 0
+    assert shares(gated, is_open)[kind] <= limit * (1 + 1e-9)
+    for group in gated.groups:
+        shut = (~is_open[group.slice]).nonzero().flatten()
+        if len(shut) and gated.gate_values()[group.name].any():
+            more = is_open.clone()
+            more[group.start + shut[0]] = True
+            assert shares(gated, more)[kind] > limit, group.name
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights")
+@pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
+def test_the_zoo_within_budgets(entry: Entry) -> None:
+    """Between what must stay and everything, by parameters, MACs and bytes in turn."""
+    torch.manual_seed(0)
+    gated = with_random_gates(entry.build(), entry.inputs)
+    gated.freeze_gates()
+    least = shares(gated, torch.zeros_like(gated.gates.log_alpha))
+    for kind, part in enumerate((0.1, 0.4, 0.8)):
+        limit = float(least[kind] + part * (1 - least[kind]))
+        budget = hc.Budget(gated, **{KINDS[kind]: limit})  # type: ignore[arg-type]
+        assert_maximal(gated, projected(gated, budget, 1), kind, limit)
+    small = hc.compact(gated, budget=budget)
+    found = hc.count(small, *gated.example)
+    whole = hc.count(entry.build(), *gated.example)
+    assert found.weight_bytes <= limit * whole.weight_bytes * (1 + 1e-9)
+    three = entry.inputs(3)
+    with gated.gates.holding(None, projected(gated, budget, 1)):
+        expected = outputs(gated.eval(), three)
+    assert apart(expected, outputs(small.eval(), three)) < 1e-5
+
+
+@pytest.fixture
+def lenet() -> hc.GatedModel:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(LeNet5(), torch.rand(2, 1, 28, 28))
+    nn.init.normal_(gated.gates.log_alpha, -1.0, 3.0)
+    return gated
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.1, 0.5, 0.9])
+def test_lenet(lenet: hc.GatedModel, limit: float) -> None:
+    budget = hc.Budget(lenet, macs=limit, params=0.7)
+    small = hc.compact(lenet, budget=budget)
+    found = hc.count(small, lenet.example[0])
+    assert found.macs <= limit * 2 * 2_293_000
+    assert found.params <= 0.7 * 431_080
+
+
+def test_the_least_certain_go_first_and_the_likeliest_come_back() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    locations = torch.tensor([5.0, 4, 3, 2, 1, 0, 5, 4, -3, -4, -5])
+    gated.gates.log_alpha.data.copy_(locations)
+    values = projected(gated, hc.Budget(gated, units=4), 1)
+    assert (values > 0).nonzero().flatten().tolist() == [0, 1, 6, 7]
+    values = projected(gated, hc.Budget(gated, units=9), 1)
+    assert (values > 0).nonzero().flatten().tolist() == [*range(8), 8]
+    mean = gated.gates.distribution().mean
+    assert values[8] == mean[8] > 0
+    assert torch.equal(values[:8], gated.gates.readout()[:8])
+
+
+def test_a_group_that_is_shut_altogether_stays_so() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 6 + [-3.0] * 5))
+    values = projected(gated, hc.Budget(gated, params=0.9), 2)
+    assert not values[6:].any()
+    small = hc.compact(gated, budget=hc.Budget(gated, params=0.9), round_to=2)
+    assert small[4].in_features == 1
+
+
+@pytest.mark.parametrize("round_to", [4, 8])
+def test_widths_in_blocks(lenet: hc.GatedModel, round_to: int) -> None:
+    left = lenet.units_left()
+    small = hc.compact(lenet, round_to=round_to)
+    widths = small.conv1.out_channels, small.conv2.out_channels, small.fc1.out_features
+    for width, before, units in zip(widths, left, (20, 50, 500), strict=True):
+        assert width % round_to == 0 or width == units
+        assert before <= width < before + round_to
+    budget = hc.Budget(lenet, macs=0.2)
+    small = hc.compact(lenet, round_to=round_to, budget=budget)
+    widths = small.conv1.out_channels, small.conv2.out_channels, small.fc1.out_features
+    assert all(w % round_to == 0 or w == n for w, n in zip(widths, (20, 50, 500), strict=True))
+    assert hc.count(small, lenet.example[0]).macs <= 0.2 * 2 * 2_293_000
+
+
+def test_the_gated_model_stays_as_it_is(lenet: hc.GatedModel) -> None:
+    before = {key: value.clone() for key, value in lenet.state_dict().items()}
+    hc.compact(lenet, budget=hc.Budget(lenet, macs=0.1), round_to=2)
+    assert all(torch.equal(before[key], value) for key, value in lenet.state_dict().items())
+
+
+def test_single_weights_are_left_alone() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["0:out", "2:each"])
+    nn.init.normal_(gated.gates.log_alpha)
+    values = projected(gated, hc.Budget(gated, params=0.9), 1)
+    assert torch.equal(values[6:], gated.gates.readout()[6:].detach())
+
+
+def test_the_gates_of_the_paper_nest() -> None:
+    sites = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
+    gated = hc.attach_gates(LeNet5(), torch.rand(2, 1, 28, 28), sites=sites)
+    nn.init.normal_(gated.gates.log_alpha, -1.0, 3.0)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.1))
+    assert 0.09 * 2 * 2_293_000 < hc.count(small, gated.example[0]).macs <= 0.1 * 2 * 2_293_000
+
+
+def test_refused(lenet: hc.GatedModel) -> None:
+    with pytest.raises(ArgumentError, match="round_to=0 must be at least 1"):
+        hc.compact(lenet, round_to=0)
+    with pytest.raises(ArgumentError, match="each group keeps a block: leave min_units=1"):
+        hc.compact(lenet, round_to=2, min_units=3)
+    with pytest.raises(CompactionError, match="with one block of each group it is exceeded still"):
+        hc.compact(lenet, round_to=16, budget=hc.Budget(lenet, macs=0.05))
+    other = hc.attach_gates(dense(), torch.randn(3, 4))
+    with pytest.raises(ArgumentError, match="Budget of this model"):
+        hc.compact(lenet, budget=hc.Budget(other, macs=0.9))
+    with pytest.raises(ArgumentError, match="Budget of this model"):
+        hc.compact(lenet, budget=0.5)  # type: ignore[arg-type]

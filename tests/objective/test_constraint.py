@@ -1,0 +1,59 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hardconcrete as hc
+from hardconcrete.errors import ArgumentError
+from hardconcrete.objective.constraint import constraints, delivered
+from tests.compaction.networks import dense
+
+NONE = {"macs": None, "params": None, "weight_bytes": None}
+
+
+@pytest.fixture
+def gated() -> hc.GatedModel:
+    return hc.attach_gates(dense(), torch.randn(2, 4))
+
+
+def test_fractions_and_absolute_numbers(gated: hc.GatedModel) -> None:
+    whole = hc.count(dense(), torch.randn(2, 4))
+    first, second = constraints(gated, {"params": 0.5, "macs": 100}, None)
+    assert (first.limit, first.dense) == (whole.params / 2, whole.params)
+    assert (second.limit, second.dense) == (100, whole.macs)
+
+
+def test_all_of_it_is_one_and_one_is_one(gated: hc.GatedModel) -> None:
+    """1.0 is everything, 1 is a single one."""
+    (everything,) = constraints(gated, NONE, {"0": 1.0})
+    (one,) = constraints(gated, NONE, {"0": 1})
+    assert (everything.limit, one.limit) == (6, 1)
+
+
+def test_costs_as_parts_of_the_dense_ones(gated: hc.GatedModel) -> None:
+    limits = constraints(gated, {"macs": 0.5, "params": 0.5}, {"2": 3})
+    is_open = torch.tensor([1.0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0])
+    costs = gated.ledger.delivered(is_open) / gated.ledger.dense
+    found = delivered(gated, limits, is_open)
+    assert found.tolist() == [costs[1].item(), costs[0].item(), 1 / 5]
+    expected = [limit.expected(gated, is_open).item() for limit in limits]
+    assert expected == pytest.approx(found.tolist())
+
+
+class Chooses(nn.Linear):
+    """A forward that decides by its data, so that it cannot be traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_units_need_no_trace() -> None:
+    gated = hc.attach_gates(Chooses(4, 4), torch.ones(2, 4), sites=[":in"])
+    budget = hc.Budget(gated, units=2)
+    assert budget.delivered() == {"units": 1.0}
+    with pytest.raises(hc.HardConcreteError, match="cannot be traced"):
+        hc.Budget(gated, macs=0.5)
+
+
+def test_no_limit_is_no_budget(gated: hc.GatedModel) -> None:
+    with pytest.raises(ArgumentError, match="a budget needs a limit"):
+        constraints(gated, NONE, None)
