@@ -80,6 +80,17 @@ def test_views_and_many_widths_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
     assert grids[joined.name] == Grid((), (30.0,))
 
 
+def test_what_works_in_place_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    Ticks(monkeypatch)
+    one = Operation("", aten.relu_.default, (spec(3, Width(0, 8)),), {})
+    assert timed([one], CPU, repeats=2)[one.name].ms == tuple(3.0 * n for n in knots(8))
+
+
+def test_what_does_not_run_on_invented_numbers_has_no_time() -> None:
+    one = Operation("", aten.linalg_cholesky.default, (spec(4, 4),), {})
+    assert timed([one], CPU, repeats=2)[one.name] == Grid((), ())
+
+
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     grids = {"relu": Grid(((1, 2),), (0.1, 0.2)), "call": Grid((), (0.5,))}
     file = tmp_path / "deep" / "times.json"

@@ -178,6 +178,28 @@ def test_real_times_fall_with_the_widths() -> None:
     assert gated.expected("latency_ms") < 0.5 * dense
 
 
+class Odd(nn.Module):
+    """It joins three widths, and has an operator that needs numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, n) for n in (5, 6, 7))
+        self.head, self.square = nn.Linear(18, 3), nn.Parameter(torch.eye(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([part(x).relu() for part in self.parts], 1)
+        return self.head(joined) @ torch.linalg.cholesky(self.square)
+
+
+def test_what_cannot_be_timed_is_named_and_many_widths_count_linearly() -> None:
+    gated = _all_open(hc.attach_gates(Odd(), torch.zeros(2, 4)))
+    table = gated.measure_latency(repeats=3)
+    assert table.untimed == ("aten.linalg_cholesky.default",)
+    assert str(table).endswith("; without aten.linalg_cholesky.default")
+    (slopes,) = torch.autograd.grad(gated.expected("latency_ms"), gated.gates.log_alpha)
+    assert slopes.isfinite().all()
+
+
 def test_refusals() -> None:
     gated = network("depthwise")
     with pytest.raises(ArgumentError, match="batch=0 must be at least 1"):

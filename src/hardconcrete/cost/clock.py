@@ -20,7 +20,7 @@ from torch import nn
 
 from hardconcrete.cost.count import tensors_in
 from hardconcrete.cost.operations import Operation
-from hardconcrete.cost.timing import Call, interleaved, quartiles, wait_for
+from hardconcrete.cost.timing import Call, interleaved, wait_for
 
 BLOCK = 16
 """Channels that kernels take at a time: one more than a multiple takes another block."""
@@ -42,7 +42,8 @@ class Grid:
     Args:
         knots: sizes of each of its widths, at most two; none where its time is taken as constant,
             or as linear in the widths that it has more.
-        ms: milliseconds at their combinations, the last width running fastest.
+        ms: milliseconds at their combinations, the last width running fastest; none where it does
+            not run on invented numbers.
     """
 
     knots: tuple[tuple[int, ...], ...]
@@ -156,7 +157,7 @@ def _medians(calls: Sequence[Call], device: torch.device, repeats: int) -> list[
     many = 1 if device.type == "cpu" else 10
     rows = [partial(_again, call, many) for call in calls]
     times = interleaved(rows, repeats, partial(wait_for, [device]), undisturbed=True)
-    return [quartiles(own)[0] / many for own in times]
+    return [statistics.median(own) / many for own in times]
 
 
 def _again(call: Call, many: int) -> None:
@@ -167,13 +168,17 @@ def _again(call: Call, many: int) -> None:
 def _points(one: Operation) -> list[tuple[int, ...]]:
     """The sizes to time: those of the grid, or the dense ones where it runs at no others."""
     dense = tuple(width.dense for width in one.widths)
+    if not _runs(one, dense):
+        return []
     grid = list(product(*map(knots, dense)))
-    if len(dense) > 2 or _only_views(one, dense) or not all(_runs(one, grid[k]) for k in (0, -1)):
+    if len(dense) > 2 or _only_views(one, dense) or not _runs(one, grid[0]):
         return [dense]
     return grid
 
 
 def _only_views(one: Operation, sizes: Sequence[int]) -> bool:
+    if one.target._schema.is_mutable:
+        return False
     given = one.at(sizes)
     memory = {tensor.untyped_storage()._cdata for tensor in tensors_in(given)}
     results = tensors_in(one.target(*given[0], **given[1]))
@@ -184,7 +189,7 @@ def _runs(one: Operation, sizes: Sequence[int]) -> bool:
     args, kwargs = one.at(sizes)
     try:
         one.target(*args, **kwargs)
-    except RuntimeError:  # sizes are written into its arguments
+    except (RuntimeError, IndexError):  # sizes or indices are written into its arguments
         return False
     return True
 
@@ -193,9 +198,9 @@ def _grid(one: Operation, times: Sequence[float], floor: float) -> Grid:
     """What was timed; an operator that only runs as it is takes time as its widths are large."""
     dense = [width.dense for width in one.widths]
     lines = tuple(map(knots, dense))
-    if len(times) == math.prod(map(len, lines)):
+    if len(dense) <= 2 and len(times) == math.prod(map(len, lines)):
         return Grid(lines, tuple(times))
-    if len(dense) > 2 or _only_views(one, dense):
+    if not times or len(dense) > 2 or _only_views(one, dense):
         return Grid((), tuple(times))
     shares = [
         math.prod(n / d for n, d in zip(sizes, dense, strict=True)) for sizes in product(*lines)

@@ -70,6 +70,7 @@ class LatencyTable:
         overhead: milliseconds of everything else.
         batch: the number of examples.
         device: what it was measured on, in words.
+        untimed: operators that did not run on invented numbers; their times are missing.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -90,6 +91,7 @@ class LatencyTable:
     overhead: float
     batch: int
     device: str
+    untimed: tuple[str, ...] = ()
 
     def expected(self, probability: Tensor) -> Tensor:
         """Milliseconds at the expected widths, for gates that are open with these."""
@@ -119,7 +121,8 @@ class LatencyTable:
 
     def __str__(self) -> str:
         words = f"{len(self.selects)} operators at batch {self.batch} on {self.device}"
-        return f"{words}: {self.dense:.3g} ms with all gates open"
+        lacks = f"; without {', '.join(self.untimed)}" if self.untimed else ""
+        return f"{words}: {self.dense:.3g} ms with all gates open{lacks}"
 
 
 def measure_latency(
@@ -160,6 +163,7 @@ def measure_latency(
         overhead=len(calls) * grids[MODULE_CALL].ms[0],
         batch=batch,
         device=machine(device),
+        untimed=tuple(dict.fromkeys(str(one.target) for one in found if not grids[one.name].ms)),
     )
 
 
@@ -183,6 +187,8 @@ Part = tuple[tuple[int, ...], Grid, bool]
 def _parted(one: Operation, grid: Grid) -> list[Part]:
     """An operator with more than two widths counts in parts, each linear in one of them."""
     rows = tuple(width.row for width in one.widths)
+    if not grid.ms:
+        return []
     if grid.knots or len(rows) <= 2:
         return [(rows if grid.knots else (), grid, one.selects)]
     whole = sum(width.dense for width in one.widths)

@@ -1,15 +1,12 @@
 """The clock: calls made in turn, so that what slows a machine down slows all of them."""
 
-import importlib.util
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from time import perf_counter
 
 import torch
-
-if importlib.util.find_spec("resource"):  # not on Windows
-    from resource import RUSAGE_SELF, getrusage
 
 Call = Callable[[], object]
 
@@ -30,8 +27,8 @@ def interleaved(
         calls: what is timed.
         repeats: timed calls of each.
         wait: called before the clock is read.
-        undisturbed: leave out calls in which another process took the processor, except for the
-            fastest third, which stay.
+        undisturbed: leave out calls in which another process took the processor; where fewer than
+            a third are left, the fastest third of all instead.
 
     Example:
         >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
@@ -51,13 +48,13 @@ def interleaved(
             times[index].append(1000 * (perf_counter() - start))
             if undisturbed and preemptions() == lost:
                 calm[index].append(times[index][-1])
-    least = -(-repeats // 3)
-    if undisturbed:
-        return [
-            own if len(own) >= least else sorted(every)[:least]
-            for own, every in zip(calm, times, strict=True)
-        ]
-    return times
+    if not undisturbed:
+        return times
+    least = math.ceil(repeats / 3)
+    return [
+        own if len(own) >= least else sorted(every)[:least]
+        for own, every in zip(calm, times, strict=True)
+    ]
 
 
 def preemptions() -> int:
@@ -67,7 +64,11 @@ def preemptions() -> int:
         >>> preemptions() >= 0
         True
     """
-    return getrusage(RUSAGE_SELF).ru_nivcsw if "getrusage" in globals() else 0
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
