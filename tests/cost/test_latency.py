@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost import latency
+from hardconcrete.cost import clock, latency
 from hardconcrete.cost.clock import Grid, cache_file
 from hardconcrete.cost.latency import Surface, _surface
-from hardconcrete.cost.ledger import Writer
-from hardconcrete.cost.operations import operations
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.models import LeNet5, ResNet
 from tests.cost import sizes
+from tests.zoo import ZOO, Entry
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
 
@@ -41,7 +40,7 @@ NETWORKS = {
 
 @pytest.fixture
 def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "timed", sizes.timed)
+    monkeypatch.setattr(clock, "_medians", sizes.medians)
 
 
 def network(name: str, examples: int = 2) -> hc.GatedModel:
@@ -59,12 +58,7 @@ def decide(gated: hc.GatedModel, seed: int) -> None:
 
 
 def of_the_compacted(gated: hc.GatedModel, batch: int) -> float:
-    """The same sum, over the operators of the compacted model itself."""
-    small = hc.compact(gated, form="module")
-    writer = Writer(small, gated.example, {})
-    ones = operations(writer, small, gated.example, batch)
-    assert not any(one.widths for one in ones)
-    return sum(sizes.weight(one, []) for one in ones)
+    return sizes.of_the_compacted(gated, hc.compact(gated, form="module"), batch)
 
 
 @pytest.mark.usefixtures("by_size")
@@ -74,10 +68,35 @@ def test_delivered_widths_are_those_of_the_compacted_model(name: str, batch: int
     gated = network(name)
     table = gated.measure_latency(batch=batch)
     assert table.dense == pytest.approx(of_the_compacted(_all_open(gated), batch))
-    for seed in range(4):
+    for seed in range(2):
         decide(gated, seed)
         expected = of_the_compacted(gated, batch)
         assert gated.delivered("latency_ms").item() == pytest.approx(expected, rel=1e-12)
+
+
+ROUGH = {
+    "crelu", "decoder", "depthwise_multiplier", "glu", "grouped", "grouped_transposed", "inception",
+    "literal_view", "maxout", "cross_stage", "pixel_shuffle", "res2net", "resnext", "shuffle_v1",
+    "shuffle_v2",
+}  # fmt: skip
+"""Operators with sizes among their arguments, groups, or more than two widths."""
+
+GATED = [entry for entry in ZOO if entry.groups]
+
+
+@pytest.mark.filterwarnings("ignore:.*_flat_weights")
+@pytest.mark.usefixtures("by_size")
+@pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
+def test_the_widths_of_the_zoo(entry: Entry) -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(entry.build(), *entry.inputs(2))
+    for seed in range(2):
+        decide(gated, seed)
+        for group in gated.groups:
+            gated.gates.log_alpha.data[group.start] = 90.0
+        expected = sizes.of_the_compacted(gated, hc.compact(gated))
+        found = gated.delivered("latency_ms").item()
+        assert found == pytest.approx(expected, rel=0.15 if entry.name in ROUGH else 1e-12)
 
 
 def _all_open(gated: hc.GatedModel) -> hc.GatedModel:

@@ -171,7 +171,7 @@ def _points(one: Operation) -> list[tuple[int, ...]]:
     if not _runs(one, dense):
         return []
     grid = list(product(*map(knots, dense)))
-    if len(dense) > 2 or _only_views(one, dense) or not _runs(one, grid[0]):
+    if len(dense) > 2 or _only_views(one, dense) or not all(_runs(one, at) for at in grid):
         return [dense]
     return grid
 
