@@ -1,11 +1,12 @@
 """Claim: latency predicted from gates is within 15% of the compacted network's on CPU.
 
 LeNet-5 and ResNet-20 with automatic gates, at random widths: every group keeps between a tenth and
-all of its units. The table is measured in the same process; the compacted networks are then timed
-in turn. Calls in which another process took the processor are left out, in both; rounds go on until
-every network has enough that are not, or time is up. With one thread, calls too long to be left
-alone by a busy machine are measured by the time that the thread had the processor: the record says
-so ("by": "processor").
+all of its units. The table is measured in the same process, three times, and the one with the least
+time for the dense network is used: other processes only add to it. The compacted networks are then
+timed in turn. Calls in which another process took the processor are left out, in both; rounds go on
+until every network has enough that are not, or time is up. With one thread, calls too long to be
+left alone by a busy machine are measured by the time that the thread had the processor: the record
+says so ("by": "processor").
 
     python benchmarks/latency_prediction.py [--threads 2] [--out results/latency_prediction.json]
 """
@@ -29,6 +30,9 @@ BOUND = 0.15
 PATTERNS = 8
 NETWORKS = {"LeNet-5": (LeNet5, (1, 28, 28)), "ResNet-20": (lambda: ResNet(20), (3, 32, 32))}
 BATCHES = (1, 64)
+TABLES = 3
+"""How often the table is measured."""
+
 CALLS = 30
 """Undisturbed calls of each network that are enough."""
 
@@ -78,7 +82,8 @@ def compare(name: str, batch: int, seconds: float) -> dict[str, Any]:
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     gated = hc.attach_gates(make(), torch.randn(2, *shape))
-    table = gated.measure_latency(batch=batch, fresh=True)
+    tables = [gated.measure_latency(batch=batch, fresh=True) for _ in range(TABLES)]
+    table = min(tables, key=lambda table: table.dense)
     models, rows = [], []
     for seed in range(PATTERNS):
         shut_some(gated, seed)
@@ -87,7 +92,7 @@ def compare(name: str, batch: int, seconds: float) -> dict[str, Any]:
             {
                 "seed": seed,
                 "macs": gated.delivered("macs").item() / gated.ledger.dense[1].item(),
-                "predicted_ms": gated.delivered("latency_ms").item(),
+                "predicted_ms": table.delivered(gated.gates.readout() > 0).item(),
             }
         )
     for row, own in zip(rows, timed(models, torch.randn(batch, *shape), seconds), strict=True):
@@ -99,6 +104,7 @@ def compare(name: str, batch: int, seconds: float) -> dict[str, Any]:
         "network": name,
         "batch": batch,
         "table": str(table),
+        "dense_ms_of_all_tables": [table.dense for table in tables],
         "patterns": rows,
         "largest_error": max(known, default=None),
         "mean_error": statistics.mean(known) if known else None,

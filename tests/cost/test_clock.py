@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from hardconcrete.cost import clock
-from hardconcrete.cost.clock import MODULE_CALL, Grid, cache_file, edges, keep, kept, knots, timed
+from hardconcrete.cost.clock import (
+    FORWARD,
+    MODULE_CALL,
+    Grid,
+    cache_file,
+    edges,
+    keep,
+    kept,
+    knots,
+    timed,
+)
 from hardconcrete.cost.operations import Operation, Spec, Width
 
 CPU = torch.device("cpu")
@@ -31,8 +41,8 @@ def test_knots_span_the_width_and_hold_the_edges(dense: int) -> None:
 def test_a_grid_of_two_widths() -> None:
     a, b = Width(0, 20), Width(1, 6)
     one = Operation("", aten.linear.default, (spec(2, a), spec(b, a)), {})
-    grids = timed([one, one], CPU, repeats=3)
-    assert set(grids) == {one.name, MODULE_CALL}
+    grids = timed([one, one], lambda: torch.zeros(77), CPU, repeats=3)
+    assert set(grids) == {one.name, FORWARD, MODULE_CALL}
     assert grids[one.name].knots == (knots(20), knots(6))
     assert len(grids[one.name].ms) == len(knots(20)) * len(knots(6))
     assert all(ms > 0 for ms in grids[one.name].ms)
@@ -53,7 +63,8 @@ def test_times_lie_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = Width(0, 20), Width(1, 6)
     linear = Operation("", aten.linear.default, (spec(2, a), spec(b, a)), {})
     relu = Operation("", aten.relu.default, (spec(3, b),), {})
-    grids = timed([linear, relu], CPU, repeats=2)
+    grids = timed([linear, relu], lambda: torch.zeros(77), CPU, repeats=2)
+    assert grids[FORWARD].ms == (77.0,)
     assert grids[relu.name].ms == tuple(3.0 * n for n in knots(6))
     assert grids[linear.name].ms == tuple(2.0 * n for _ in knots(20) for n in knots(6))
 
@@ -65,7 +76,7 @@ def test_an_operator_with_sizes_among_its_arguments_is_scaled(
     Ticks(monkeypatch)
     one = Operation("", aten.repeat.default, (spec(2, Width(0, 8)), [2, 1]), {})
     fixed = Operation("", aten.view_copy.default, (spec(2, Width(0, 8)), [16]), {})
-    grids = timed([one, fixed], CPU, repeats=2)
+    grids = timed([one, fixed], lambda: torch.zeros(77), CPU, repeats=2)
     assert grids[one.name].ms == tuple(4.0 * n for n in knots(8))
     assert grids[fixed.name].ms == pytest.approx([1 + 15 * n / 8 for n in knots(8)])
 
@@ -75,7 +86,7 @@ def test_views_and_many_widths_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
     widths = [Width(k, 4 + k) for k in range(3)]
     view = Operation("", aten.flatten.using_ints, (spec(2, widths[0], 3), 1), {})
     joined = Operation("", aten.cat.default, ([spec(2, width) for width in widths], 1), {})
-    grids = timed([view, joined], CPU, repeats=2)
+    grids = timed([view, joined], lambda: torch.zeros(77), CPU, repeats=2)
     assert grids[view.name] == Grid((), (24.0,))
     assert grids[joined.name] == Grid((), (30.0,))
 
@@ -83,16 +94,18 @@ def test_views_and_many_widths_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
 def test_what_works_in_place_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
     Ticks(monkeypatch)
     one = Operation("", aten.relu_.default, (spec(3, Width(0, 8)),), {})
-    assert timed([one], CPU, repeats=2)[one.name].ms == tuple(3.0 * n for n in knots(8))
+    assert timed([one], lambda: torch.zeros(77), CPU, repeats=2)[one.name].ms == tuple(
+        3.0 * n for n in knots(8)
+    )
 
 
 def test_what_does_not_run_on_invented_numbers_has_no_time() -> None:
     one = Operation("", aten.linalg_cholesky.default, (spec(4, 4),), {})
-    assert timed([one], CPU, repeats=2)[one.name] == Grid((), ())
+    assert timed([one], lambda: torch.zeros(77), CPU, repeats=2)[one.name] == Grid((), ())
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
-    grids = {"relu": Grid(((1, 2),), (0.1, 0.2)), "call": Grid((), (0.5,))}
+    grids = {"a model": {"relu": Grid(((1, 2),), (0.1, 0.2)), "call": Grid((), (0.5,))}}
     file = tmp_path / "deep" / "times.json"
     assert kept(file) == {}
     keep(file, grids)
@@ -100,7 +113,7 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["times.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"relu": 3}', '{"relu": {"knots": [[1]]}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"relu": 3}', '{"a": {"relu": {"knots": [[1]]}}}'])
 def test_a_file_that_is_no_cache_is_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "times.json"
     file.write_text(text)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost import clock
+from hardconcrete.cost import clock, latency
 from hardconcrete.errors import ArgumentError
 from tests.cost import sizes
 
@@ -16,6 +16,7 @@ from tests.cost import sizes
 def _by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(clock, "_medians", sizes.medians)
+    monkeypatch.setattr(latency, "MOST_CORRECTION", 1.0)
 
 
 def network() -> hc.GatedModel:

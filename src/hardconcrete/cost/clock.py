@@ -34,6 +34,9 @@ NARROW = (1, 4, 8)
 MODULE_CALL = "module call"
 """The name of what the call of a module costs besides its operators."""
 
+FORWARD = "forward"
+"""The name of the whole."""
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -96,45 +99,56 @@ def cache_file(device: torch.device) -> Path:
     return cache / "hardconcrete" / "latency" / f"{name}.json"
 
 
-def kept(file: Path) -> dict[str, Grid]:
-    """What a file holds; nothing where there is none, or none that can be read."""
+def kept(file: Path) -> dict[str, dict[str, Grid]]:
+    """What a file holds by model; nothing where there is none, or none that can be read."""
     try:
-        found = json.loads(file.read_text())
         return {
-            name: Grid(tuple(map(tuple, grid["knots"])), tuple(grid["ms"]))
-            for name, grid in found.items()
+            model: {
+                name: Grid(tuple(map(tuple, grid["knots"])), tuple(grid["ms"]))
+                for name, grid in grids.items()
+            }
+            for model, grids in json.loads(file.read_text()).items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-def keep(file: Path, grids: dict[str, Grid]) -> None:
+def keep(file: Path, models: dict[str, dict[str, Grid]]) -> None:
     """Write a file anew, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps({name: asdict(grid) for name, grid in grids.items()}))
+    written = {
+        model: {name: asdict(grid) for name, grid in grids.items()}
+        for model, grids in models.items()
+    }
+    draft.write_text(json.dumps(written))
     draft.replace(file)
 
 
-def timed(operations: Iterable[Operation], device: torch.device, repeats: int) -> dict[str, Grid]:
-    """The grid of every operation, by name, and that of the call of a module.
+def timed(
+    operations: Iterable[Operation], forward: Call, device: torch.device, repeats: int
+) -> dict[str, Grid]:
+    """The grid of every operation, by name, those of the forward and of the call of a module.
 
     Example:
         >>> from hardconcrete.cost.operations import Spec, Width
         >>> x = Spec((2, Width(0, 6)), torch.float32, torch.device("cpu"))
         >>> relu = Operation("", torch.ops.aten.relu.default, (x,), {})
-        >>> grids = timed([relu], torch.device("cpu"), repeats=3)
+        >>> grids = timed([relu], lambda: None, torch.device("cpu"), repeats=3)
         >>> grids[relu.name].knots, len(grids[relu.name].ms)
         (((1, 4, 6),), 3)
     """
     with torch.inference_mode():
-        return _timed(list({one.name: one for one in operations}.values()), device, repeats)
+        unique = list({one.name: one for one in operations}.values())
+        return _timed(unique, forward, device, repeats)
 
 
-def _timed(operations: Sequence[Operation], device: torch.device, repeats: int) -> dict[str, Grid]:
+def _timed(
+    operations: Sequence[Operation], forward: Call, device: torch.device, repeats: int
+) -> dict[str, Grid]:
     points = {one.name: _points(one) for one in operations}
     empty = partial(nn.Identity(), torch.zeros(1, device=device))
-    calls: list[tuple[tuple[str, int], Call]] = [((MODULE_CALL, 0), empty)]
+    calls: list[tuple[tuple[str, int], Call]] = [((FORWARD, 0), forward), ((MODULE_CALL, 0), empty)]
     for k in range(max(map(len, points.values()), default=0)):
         for number, one in enumerate(operations):
             if k < len(points[one.name]):
@@ -145,7 +159,7 @@ def _timed(operations: Sequence[Operation], device: torch.device, repeats: int) 
     times = _medians([call for _, call in calls], device, repeats)
     ms = dict(zip((name for name, _ in calls), times, strict=True))
     floor = statistics.median(ms[MODULE_CALL, k] for k in range(max(len(operations), 1)))
-    found = {MODULE_CALL: Grid((), (floor,))}
+    found = {FORWARD: Grid((), (ms[FORWARD, 0],)), MODULE_CALL: Grid((), (floor,))}
     for one in operations:
         own = [ms[one.name, k] for k in range(len(points[one.name]))]
         found[one.name] = _grid(one, own, floor)

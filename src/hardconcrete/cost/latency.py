@@ -1,7 +1,10 @@
 """Latency by gates: times of single operators, interpolated at the widths that are left."""
 
+import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -9,12 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.cost.batches import Inputs, batch_size, resampled
-from hardconcrete.cost.clock import MODULE_CALL, Grid, cache_file, edges, keep, kept, machine, timed
+from hardconcrete.cost.clock import (
+    FORWARD,
+    MODULE_CALL,
+    Grid,
+    cache_file,
+    edges,
+    keep,
+    kept,
+    machine,
+    timed,
+)
 from hardconcrete.cost.expected import Ledger
 from hardconcrete.cost.ledger import Writer
 from hardconcrete.cost.operations import Operation, operations
+from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
+
+MOST_CORRECTION = 1.2
+"""The largest factor by which a sum of operators is made equal to the forward; a larger one says
+more of the machine at that moment than of the model, and is not used."""
 
 REPEATS = 15
 """Timed calls of an operator at each point of its grid."""
@@ -57,7 +75,8 @@ class Surface:
 class LatencyTable:
     """Milliseconds of one forward, given which gates are open; ``gated.measure_latency`` makes it.
 
-    Every operator of the forward was timed over a grid of widths, by itself, in evaluation mode.
+    Every operator of the forward was timed over a grid of widths, by itself, in evaluation mode;
+    their sum is scaled so that with all gates open it is what the forward took.
     Kernels work in blocks of channels, so latency falls in steps: ``delivered`` knows them;
     ``expected`` goes straight from the end of one block to the next, never down, to have a
     gradient.
@@ -67,7 +86,8 @@ class LatencyTable:
         fine: times with the steps.
         smooth: times without.
         selects: for operators that only run where a layer reads less than arrives.
-        overhead: milliseconds of everything else.
+        overhead: milliseconds that the calls of modules take besides.
+        scale: what the forward took, over the sum.
         batch: the number of examples.
         device: what it was measured on, in words.
         untimed: operators that did not run on invented numbers; their times are missing.
@@ -89,6 +109,7 @@ class LatencyTable:
     smooth: Surface
     selects: Tensor
     overhead: float
+    scale: float
     batch: int
     device: str
     untimed: tuple[str, ...] = ()
@@ -110,7 +131,7 @@ class LatencyTable:
         ms = surface(sizes)
         arriving, read = torch.cat([sizes, sizes.new_ones(1)])[surface.rows].unbind(1)
         idle = self.selects & (read >= arriving)
-        return torch.where(idle, 0.0, ms).sum() + self.overhead
+        return self.scale * (torch.where(idle, 0.0, ms).sum() + self.overhead)
 
     def to(self, device: torch.device) -> "LatencyTable":
         """The numbers on another device; they are about the old one."""
@@ -151,33 +172,40 @@ def measure_latency(
     writer = Writer(model, resampled(example, size, max(batch, 2)), gates)
     found = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device
-    grids = _grids(found, device, repeats, fresh)
+    args, kwargs = resampled(example, size, batch)
+    forward = partial(copy.deepcopy(model).eval(), *args, **kwargs)
+    grids = _grids(found, forward, device, repeats, fresh)
     ledger = writer.ledger()
     calls = {key for node in writer.walk.values for key in node.meta.get("nn_module_stack") or {}}
     parts = [part for one in found for part in _parted(one, grids[one.name])]
-    return LatencyTable(
+    table = LatencyTable(
         ledger=ledger,
         fine=_surface(parts, smooth=False),
         smooth=_surface(parts, smooth=True),
         selects=torch.tensor([selects for _, _, selects in parts]),
         overhead=len(calls) * grids[MODULE_CALL].ms[0],
+        scale=1.0,
         batch=batch,
         device=machine(device),
         untimed=tuple(dict.fromkeys(str(one.target) for one in found if not grids[one.name].ms)),
     )
+    correction = grids[FORWARD].ms[0] / table.dense
+    believed = 1 / MOST_CORRECTION <= correction <= MOST_CORRECTION
+    return replace(table, scale=correction if believed else 1.0)
 
 
 def _grids(
-    found: Sequence[Operation], device: torch.device, repeats: int, fresh: bool
+    found: Sequence[Operation], forward: Call, device: torch.device, repeats: int, fresh: bool
 ) -> dict[str, Grid]:
+    """From the cache, where such a forward was timed before; else from the clock."""
+    words = "\n".join(one.name for one in found)
+    name = hashlib.sha256(words.encode()).hexdigest()
     file = cache_file(device)
-    known = {} if fresh else kept(file)
-    missing = [one for one in found if one.name not in known]
-    if missing or MODULE_CALL not in known:
-        new = timed(missing, device, repeats)
-        known |= new
-        keep(file, kept(file) | new)
-    return known
+    known = kept(file)
+    if fresh or name not in known:
+        known[name] = timed(found, forward, device, repeats)
+        keep(file, kept(file) | {name: known[name]})
+    return known[name]
 
 
 Part = tuple[tuple[int, ...], Grid, bool]
