@@ -30,7 +30,7 @@ from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
 
-MOST_CORRECTION = 1.2
+MOST_CORRECTION = 1.15
 """The largest factor by which a sum of operators is made equal to the forward; a larger one says
 more of the machine at that moment than of the model, and is not used."""
 
