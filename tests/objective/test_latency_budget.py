@@ -16,7 +16,7 @@ from tests.cost import sizes
 def _by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(clock, "_medians", sizes.medians)
-    monkeypatch.setattr(latency, "MOST_CORRECTION", 1.0)
+    monkeypatch.setattr(latency, "BELIEVED", (1.0, 1.0))
 
 
 def network() -> hc.GatedModel:

@@ -30,9 +30,9 @@ from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
 
-MOST_CORRECTION = 1.15
-"""The largest factor by which a sum of operators is made equal to the forward; a larger one says
-more of the machine at that moment than of the model, and is not used."""
+BELIEVED = 0.5, 1.15
+"""Factors by which a sum of operators is made equal to the forward. A larger one says more of the
+machine at that moment than of the model, for other processes disturb long calls most."""
 
 REPEATS = 15
 """Timed calls of an operator at each point of its grid."""
@@ -190,8 +190,8 @@ def measure_latency(
         untimed=tuple(dict.fromkeys(str(one.target) for one in found if not grids[one.name].ms)),
     )
     correction = grids[FORWARD].ms[0] / table.dense
-    believed = 1 / MOST_CORRECTION <= correction <= MOST_CORRECTION
-    return replace(table, scale=correction if believed else 1.0)
+    least, most = BELIEVED
+    return replace(table, scale=correction if least <= correction <= most else 1.0)
 
 
 def _grids(
