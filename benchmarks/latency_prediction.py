@@ -1,4 +1,4 @@
-"""Claim: latency predicted from gates is within 15% of the compacted network's on CPU.
+"""Claim to be tested: predicted latency is within 15% of the compacted network's, on CPU.
 
 LeNet-5 and ResNet-20 with automatic gates, at random widths: every group keeps between a tenth and
 all of its units. In one process the table is measured, then the compacted networks are timed in
