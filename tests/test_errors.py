@@ -9,5 +9,5 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_refusal_is_ours_and_documented(kind: type[Exception]) -> None:
-    assert issubclass(kind, errors.HardConcreteError)
+    assert issubclass(kind, errors.HardConcreteError | errors.HardConcreteWarning)
     assert ">>> " in kind.__doc__

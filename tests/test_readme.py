@@ -20,11 +20,14 @@ def test_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     exec(compile(code, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("guide", ["gates.md", "models.md", "budgets.md"])
+@pytest.mark.parametrize(
+    "guide", ["budgets.md", "gates.md", "guards.md", "latency.md", "models.md"]
+)
 def test_the_blocks_of_a_guide_run_in_order(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = ROOT.joinpath("docs", guide).read_text()
     code = "\n".join(BLOCK.findall(text))
     assert code
@@ -33,7 +36,15 @@ def test_the_blocks_of_a_guide_run_in_order(
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/gates.md", "docs/models.md", "docs/budgets.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/budgets.md",
+        "docs/gates.md",
+        "docs/guards.md",
+        "docs/latency.md",
+        "docs/models.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hardconcrete.compaction import CompactionPlan, compact, load, save
-    from hardconcrete.cost import Count, count
+    from hardconcrete.cost import Count, LatencyTable, count
     from hardconcrete.distributions import HardConcrete, Rectified
-    from hardconcrete.errors import HardConcreteError
+    from hardconcrete.errors import HardConcreteError, HardConcreteWarning
     from hardconcrete.gating import (
         GatedModel,
         Group,
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
-    from hardconcrete.objective import Budget, L0Penalty, recalibrate
+    from hardconcrete.objective import (
+        Budget,
+        L0Penalty,
+        check_gates,
+        check_run,
+        lam_per_weight,
+        recalibrate,
+    )
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
@@ -35,16 +42,21 @@ __all__ = [
     "Group",
     "HardConcrete",
     "HardConcreteError",
+    "HardConcreteWarning",
     "L0Penalty",
+    "LatencyTable",
     "Rectified",
     "Report",
     "Site",
     "Structure",
     "UnitGroup",
     "attach_gates",
+    "check_gates",
+    "check_run",
     "compact",
     "count",
     "find_groups",
+    "lam_per_weight",
     "load",
     "measure",
     "parameter_groups",
@@ -56,9 +68,9 @@ __all__ = [
 
 _HOME = {
     "compaction": ("CompactionPlan", "compact", "load", "save"),
-    "cost": ("Count", "count"),
+    "cost": ("Count", "LatencyTable", "count"),
     "distributions": ("HardConcrete", "Rectified"),
-    "errors": ("HardConcreteError",),
+    "errors": ("HardConcreteError", "HardConcreteWarning"),
     "gating": (
         "GatedModel",
         "Group",
@@ -67,7 +79,14 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
-    "objective": ("Budget", "L0Penalty", "recalibrate"),
+    "objective": (
+        "Budget",
+        "L0Penalty",
+        "check_gates",
+        "check_run",
+        "lam_per_weight",
+        "recalibrate",
+    ),
     "report.measure": ("Report", "measure"),
     "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),

@@ -1,6 +1,23 @@
 """Every refusal, by kind. A message says where, what was found, what was expected, what to do."""
 
 
+class HardConcreteWarning(UserWarning):
+    """Every warning that hardconcrete gives: something runs, and will not do what is hoped for.
+
+    Example:
+        >>> import torch, hardconcrete as hc, warnings
+        >>> gated = hc.attach_gates(torch.nn.Linear(3, 2), torch.zeros(1, 3), sites=[":in"])
+        >>> _ = torch.nn.init.constant_(gated.gates.log_alpha, -5.0)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", hc.HardConcreteWarning)
+        ...     try:
+        ...         _ = hc.check_gates(gated)
+        ...     except hc.HardConcreteWarning as warning:
+        ...         print(str(warning).partition(":")[0])
+        the network has collapsed
+    """
+
+
 class HardConcreteError(Exception):
     """The base of every error that hardconcrete raises on purpose.
 

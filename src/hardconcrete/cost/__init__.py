@@ -1,5 +1,6 @@
-"""What a model costs: parameters, multiply-adds and memory."""
+"""What a model costs: parameters, multiply-adds, memory and time."""
 
 from hardconcrete.cost.count import Count, count
+from hardconcrete.cost.latency import LatencyTable
 
-__all__ = ["Count", "count"]
+__all__ = ["Count", "LatencyTable", "count"]

@@ -72,7 +72,12 @@ class Ledger:
         """
         needs, hosts = self._hold(probability.double())
         spread = self.members @ (needs * (1 - hosts))  # what E[n^2] has more than E[n]^2
-        return self._total(self.base + self.times @ (self.members @ needs), spread)
+        return self._total(self._sizes(self.members @ needs), spread)
+
+    def expected_sizes(self, probability: Tensor) -> Tensor:
+        """The expected size of every axis."""
+        needs, _ = self._hold(probability.double())
+        return self._selected(self._sizes(self.members @ needs))
 
     def delivered(self, is_open: Tensor) -> Tensor:
         """The cost of every kind of what compaction leaves when these gates are open.
@@ -80,12 +85,29 @@ class Ledger:
         A layer of which nothing is left takes along what it alone reads or makes; every group
         keeps one unit.
         """
+        sizes = self.delivered_sizes(is_open)
+        return self._total(sizes, sizes.new_zeros(len(self.members)))
+
+    @property
+    def dense_sizes(self) -> Tensor:
+        """The size of every axis with all gates open."""
+        return self._sizes(self.members.sum(1))
+
+    def delivered_sizes(self, is_open: Tensor) -> Tensor:
+        """The size of every axis after compaction."""
         needs, _ = self._hold(is_open.double())
         numbers = self.members @ needs
         numbers = numbers * self._reached((numbers > 0).double())
         empty = (numbers[: self.spare.shape[1]] == 0).double()
-        sizes = self.base + self.times @ numbers + self.spare @ empty
-        return self._total(sizes, torch.zeros_like(numbers))
+        return self._selected(self._sizes(numbers) + self.spare @ empty)
+
+    def _sizes(self, numbers: Tensor) -> Tensor:
+        """Of every axis, from the numbers of indices that strands have left."""
+        return self.base + self.times @ numbers
+
+    def _selected(self, sizes: Tensor) -> Tensor:
+        """Where nothing is left to select, all stays."""
+        return torch.where(sizes > 0, sizes, sizes[self.arriving])
 
     def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The probability of what each kind of index needs, and of what its unit needs."""
@@ -97,16 +119,15 @@ class Ledger:
         """Whether something reads and something makes the units of each strand."""
         reached = torch.ones_like(some)
         for _ in range(min(len(self.others), ROUNDS)):
-            axes = (self.base + self.times @ (some * reached) > 0).double()
+            axes = (self._sizes(some * reached) > 0).double()
             rest = _then_one(_product(_then_one(axes)[self.others]))
             groups = (self.sources @ rest > 0).all(0)  # read, and made
             reached = _then_one(groups.double())[self.owners]
         return reached
 
     def _total(self, sizes: Tensor, spread: Tensor) -> Tensor:
-        arriving = sizes[self.arriving]
-        sizes = torch.where(sizes > 0, sizes, arriving)  # where nothing is left, none is selected
-        selects = torch.where(sizes < arriving, sizes, 0.0)
+        sizes = self._selected(sizes)
+        selects = torch.where(sizes < sizes[self.arriving], sizes, 0.0)
         quantities = _then_one(torch.cat([sizes, spread, selects]))
         return self.constant + self.prices @ _product(quantities[self.factors])
 

@@ -64,10 +64,12 @@ def write_ledger(
         >>> ledger.expected(torch.tensor([0.5, 0.5, 0.5])).tolist()
         [12.5, 18.0, 50.0]
     """
-    return _Writer(model, example, gates).ledger()
+    return Writer(model, example, gates).ledger()
 
 
-class _Writer:
+class Writer:
+    """All that is found of a model; sizes that ``row`` is asked for are part of the ledger."""
+
     def __init__(self, model: nn.Module, example: Any, gates: Mapping[Place, Tensor]) -> None:
         self.model, self.example = model, example
         self.walk = walk(trace(model, *example), model)
@@ -93,6 +95,16 @@ class _Writer:
             for place in self.gates
             if place[0] in layers and place[1] == 1 and (row := self._selection(place))
         }
+
+    def row(self, roots: Tensor) -> int:
+        """The number of an axis among the sizes of the ledger, by the units along it."""
+        return self.rows[self._row(roots)]
+
+    def selection(self, path: str) -> tuple[int, int] | None:
+        """What arrives at a layer that may select among its inputs, and what it reads of that."""
+        for place, row in self._selected_in(path):
+            return self.rows[self.arriving[place]], self.rows[row]
+        return None
 
     def _number(self, formula: Formula) -> int:
         return self.formulas.setdefault(formula, len(self.formulas))

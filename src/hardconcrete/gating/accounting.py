@@ -1,12 +1,13 @@
-"""The ledger of a gated model: which gate every index of every parameter has."""
+"""What a gated model costs: which gate every index of every parameter has."""
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardconcrete.cost.expected import Ledger
+from hardconcrete.cost.latency import LatencyTable, measure_latency
 from hardconcrete.cost.ledger import write_ledger
 from hardconcrete.gating.swap import is_swapped, restore
 from hardconcrete.structure.groups import Place
@@ -18,12 +19,22 @@ if TYPE_CHECKING:
 
 def ledger_of(gated: "GatedModel") -> Ledger:
     """Traced from a copy without gates."""
+    ledger = write_ledger(_plain(gated), gated.example, gate_places(gated))
+    return ledger.to(gated.gates.log_alpha.device)
+
+
+def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
+    """Measured on a copy without gates."""
+    table = measure_latency(_plain(gated), gated.example, gate_places(gated), **settings)
+    return table.to(gated.gates.log_alpha.device)
+
+
+def _plain(gated: "GatedModel") -> nn.Module:
     plain = copy.deepcopy(gated).model
     for module in plain.modules():
         if is_swapped(module):
             restore(module)
-    ledger = write_ledger(plain, gated.example, gate_places(gated))
-    return ledger.to(gated.gates.log_alpha.device)
+    return plain
 
 
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hardconcrete.cost.expected import KINDS, Ledger
+from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
+
+LATENCY = "latency_ms"
+"""The cost that a clock gives."""
 
 
 class GatedModel(nn.Module):
@@ -56,6 +60,7 @@ class GatedModel(nn.Module):
         self.sample = sample
         self._example = example
         self._ledger: Ledger | None = None
+        self._latency: LatencyTable | None = None
         sizes = [torch.full((g.units,), g.size, dtype=torch.float64) for g in choice.groups]
         self._group_sizes = torch.cat(sizes).to(gates.log_alpha.device)
         self.decayed_by_penalty: frozenset[str] = frozenset()
@@ -105,6 +110,8 @@ class GatedModel(nn.Module):
         self._group_sizes = self._group_sizes.to(self.gates.log_alpha.device)
         if self._ledger is not None:
             self._ledger = self._ledger.to(self.gates.log_alpha.device)
+        if self._latency is not None and self._latency.selects.device != self._group_sizes.device:
+            self._latency = None  # another device takes other times
         return self
 
     def open_probability(self) -> dict[str, Tensor]:
@@ -134,6 +141,31 @@ class GatedModel(nn.Module):
             self._ledger = ledger_of(self)
         return self._ledger
 
+    @property
+    def latency(self) -> LatencyTable:
+        """Times by gates; measured when they are first asked for, with default settings."""
+        return self.measure_latency() if self._latency is None else self._latency
+
+    def measure_latency(
+        self, *, batch: int | None = None, repeats: int = 15, fresh: bool = False
+    ) -> LatencyTable:
+        """Time every operator over a grid of widths, for ``expected("latency_ms")`` from now on.
+
+        On this device, with as many threads as torch has now, in evaluation mode. What was timed
+        before on such a machine comes from the cache, ``~/.cache/hardconcrete/latency``.
+
+        Args:
+            batch: examples in a call; as many as the gates were attached with unless given.
+            repeats: timed calls of each operator at each point of its grid.
+            fresh: time again what is in the cache, after a machine was busy, for example.
+        """
+        from hardconcrete.gating.accounting import latency_of
+
+        if torch.compiler.is_compiling():
+            raise GateError("latency is measured: ask once before compiling")
+        self._latency = latency_of(self, batch=batch, repeats=repeats, fresh=fresh)
+        return self._latency
+
     def expected(self, cost: str) -> Tensor:
         """The mean cost over draws of the gates, in float64, differentiable.
 
@@ -144,8 +176,9 @@ class GatedModel(nn.Module):
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
-                attached with, as ``count`` does; ``"weight_bytes"``; or ``"group_size"``, the
-                paper's uncoupled number of weights, |g| for each open gate.
+                attached with, as ``count`` does; ``"weight_bytes"``; ``"group_size"``, the
+                paper's uncoupled number of weights, |g| for each open gate; or ``"latency_ms"``,
+                milliseconds at the expected widths, from what ``measure_latency`` measured.
 
         Example:
             >>> import torch, hardconcrete as hc
@@ -158,6 +191,8 @@ class GatedModel(nn.Module):
         probability = self.gates.distribution().open_probability
         if cost == "group_size":
             return (probability * self._group_sizes).sum()
+        if cost == LATENCY:
+            return self.latency.expected(probability)
         return self.ledger.expected(probability)[_place(cost)]
 
     @torch.no_grad()
@@ -170,6 +205,8 @@ class GatedModel(nn.Module):
         left = self.gates.readout() > 0
         if cost == "group_size":
             return (left * self._group_sizes).sum()
+        if cost == LATENCY:
+            return self.latency.delivered(left)
         return self.ledger.delivered(left)[_place(cost)]
 
     def freeze_gates(self, frozen: bool = True) -> None:
@@ -212,7 +249,7 @@ class GatedModel(nn.Module):
 
 def _place(cost: str) -> int:
     if cost not in KINDS:
-        known = ", ".join(map(repr, (*KINDS, "group_size")))
+        known = ", ".join(map(repr, (*KINDS, "group_size", LATENCY)))
         raise ArgumentError(f"cost={cost!r} is not known; use one of {known}")
     return KINDS.index(cost)
 

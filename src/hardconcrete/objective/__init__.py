@@ -1,7 +1,16 @@
 """What is minimised besides the task's own loss, and what belongs to minimising it."""
 
 from hardconcrete.objective.budget import Budget
+from hardconcrete.objective.conventions import lam_per_weight
+from hardconcrete.objective.guards import check_gates, check_run
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.recalibrate import recalibrate
 
-__all__ = ["Budget", "L0Penalty", "recalibrate"]
+__all__ = [
+    "Budget",
+    "L0Penalty",
+    "check_gates",
+    "check_run",
+    "lam_per_weight",
+    "recalibrate",
+]

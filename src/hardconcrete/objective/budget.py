@@ -54,6 +54,8 @@ class Budget:
             attached with.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
+        latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them, which
+            also takes the batch size.
         units: open gates of all groups together, or by name: ``{"conv1": 10, "fc1": 0.2}``.
         steps: length of the training: the target comes down during the first third of it. Without
             it, during the first 1,000 steps.
@@ -79,6 +81,7 @@ class Budget:
         macs: Limit | None = None,
         params: Limit | None = None,
         weight_bytes: Limit | None = None,
+        latency_ms: float | None = None,
         units: Limit | Mapping[str, Limit] | None = None,
         steps: int | None = None,
     ) -> None:
@@ -90,7 +93,7 @@ class Budget:
             raise ArgumentError(f"steps={steps} is no length of a training")
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
-        self.constraints = constraints(gated, limits, units)
+        self.constraints = constraints(gated, limits, units, latency_ms)
         self.warmup = WARMUP if steps is None else steps // 3
         log_alpha = gated.gates.log_alpha.detach()
         many = len(self.constraints)
@@ -141,7 +144,7 @@ class Budget:
         delivered, expected, target = self.delivered(), self.expected(), self.target()
         return "\n".join(
             f"{c.words}: {delivered[c.name]:.1%} delivered, {expected[c.name]:.1%} expected, "
-            f"budget {target[c.name]:.1%} of {c.dense:,.0f}"
+            f"budget {target[c.name]:.1%} of {c.dense:,.{0 if c.dense >= 100 else 2}f}"
             for c in self.constraints
         )
 

@@ -10,8 +10,14 @@ from torch import Tensor
 from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating.gated_model import LATENCY
 
-WORDS = {"params": "parameters", "macs": "MACs", "weight_bytes": "bytes of weights"}
+WORDS = {
+    "params": "parameters",
+    "macs": "MACs",
+    "weight_bytes": "bytes of weights",
+    LATENCY: "milliseconds",
+}
 
 Limit = float | int
 """A fraction of the dense total up to 1.0, or an absolute number."""
@@ -26,7 +32,7 @@ class Constraint:
         words: the cost in words.
         dense: its total without gates.
         limit: what it may be, in the same unit.
-        kind: its place among the costs of the ledger, None for units.
+        kind: its place among the costs of the ledger, None for units and latency.
         gates: the gates that it is about.
     """
 
@@ -39,7 +45,15 @@ class Constraint:
 
     def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities."""
+        if self.name == LATENCY:
+            return gated.latency.expected(probability) / self.dense
         return self._share(probability, lambda gates: gated.ledger.expected(gates))
+
+    def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
+        """The same of what is left when these gates are open, which the ledger says costs this."""
+        if self.name == LATENCY:
+            return gated.latency.delivered(is_open) / self.dense
+        return self._share(is_open, lambda _: costs)
 
     def _share(self, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
@@ -51,11 +65,14 @@ def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) 
     """Each cost as a part of its dense total, of what is left when these gates are open."""
     about_units = all(limit.kind is None for limit in limits)
     costs = is_open if about_units else gated.ledger.delivered(is_open)
-    return torch.stack([limit._share(is_open, lambda _: costs) for limit in limits])
+    return torch.stack([limit.delivered(gated, is_open, costs) for limit in limits])
 
 
 def constraints(
-    gated: GatedModel, limits: Mapping[str, Limit | None], units: Limit | Mapping[str, Limit] | None
+    gated: GatedModel,
+    limits: Mapping[str, Limit | None],
+    units: Limit | Mapping[str, Limit] | None,
+    latency_ms: float | None = None,
 ) -> tuple[Constraint, ...]:
     """The limits as constraints, each of which can be met."""
     whole = slice(0, len(gated.gates.log_alpha))
@@ -69,6 +86,8 @@ def constraints(
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
             found.append(Constraint(name, WORDS[name], dense, absolute, kind, whole))
+    if latency_ms is not None:
+        found.append(_latency(gated, latency_ms, whole))
     if isinstance(units, Mapping):
         for name, limit in units.items():
             group = _group(gated, name)
@@ -81,6 +100,18 @@ def constraints(
     if not found:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
     return tuple(found)
+
+
+def _latency(gated: GatedModel, limit: float, whole: slice) -> Constraint:
+    """Milliseconds, not a fraction: a deadline is what one has."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(f"{LATENCY}={limit!r} must be a number of milliseconds above 0")
+    table = gated.latency
+    if limit > table.dense:
+        raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
+    least = table.delivered(torch.zeros_like(gated.gates.log_alpha)).item()
+    _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
+    return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None, whole)
 
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:

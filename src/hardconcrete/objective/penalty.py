@@ -83,13 +83,15 @@ class L0Penalty:
 
     def __call__(self) -> Tensor:
         """The penalty for the present gates and weights."""
-        gates = self.gated.gates.distribution()
+        return self.of(self.gated.gates.distribution())
+
+    def of(self, gates: Rectified) -> Tensor:
+        """The penalty if the gates were these."""
         probability = gates.open_probability
         total = (probability * self._price.to(probability.device)).sum()
         if self.weight_decay:
             felt = probability if self.decay_moves_gates else probability.detach()
-            norms = [group.squared_norms(self.gated.model) for group in self.gated.groups]
-            total = total + 0.5 * self.weight_decay * (felt * torch.cat(norms)).sum()
+            total = total + 0.5 * self.weight_decay * (felt * self._squared_norms()).sum()
         if self.prior is not None:
             total = total + kl_divergence(gates, self.prior).sum() / self.examples
         return total
@@ -113,6 +115,9 @@ class L0Penalty:
         """Continue where ``state_dict`` was taken."""
         self.steps = state["steps"]
         self._update()
+
+    def _squared_norms(self) -> Tensor:
+        return torch.cat([group.squared_norms(self.gated.model) for group in self.gated.groups])
 
     def _update(self) -> None:
         """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hardconcrete.cost import Count, count
+from hardconcrete.cost.batches import Inputs, batch_size, resampled
 from hardconcrete.cost.count import readable_bytes, tensors_in
 from hardconcrete.cost.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
@@ -22,8 +23,6 @@ from hardconcrete.gating.swap import is_swapped
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 """Ways to lay out images and the weights of convolutions in memory."""
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -165,14 +164,14 @@ def measure(
     """
     _check_settings(batches, repeats, layouts)
     given = (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
-    size = _batch_size(given)
+    size = batch_size(given)
     models = (_plain("before", before), _plain("after", after))
     devices = _devices(given, models)
-    one, most = (_resampled(given, size, batch) for batch in (1, max(batches)))
+    one, most = (resampled(given, size, batch) for batch in (1, max(batches)))
     with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
         timed = [_Timed(model, layouts, most) for model in models]
         latencies = [
-            _latency(timed, _resampled(given, size, batch), batch, repeats, devices)
+            _latency(timed, resampled(given, size, batch), batch, repeats, devices)
             for batch in batches
         ]
     return Report(
@@ -249,28 +248,12 @@ def _copy(model: nn.Module) -> Any:
         return copy.deepcopy(model)
 
 
-def _batch_size(given: Inputs) -> int:
-    sizes = [len(tensor) for tensor in tensors_in(given) if tensor.dim() > 0]
-    if not sizes or sizes[0] == 0:
-        raise ArgumentError("inputs need a tensor with at least one example along dimension 0")
-    return sizes[0]
-
-
 def _devices(given: Inputs, models: Iterable[nn.Module]) -> list[torch.device]:
     tensors = chain(tensors_in(given), *(model.parameters() for model in models))
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     if any(device.type == "meta" for device in devices):
         raise ArgumentError("meta tensors take no time; count works on them, measure needs data")
     return devices
-
-
-def _resampled(given: Inputs, size: int, batch: int) -> Inputs:
-    def rows(tensor: Tensor) -> Tensor:
-        if tensor.dim() == 0 or len(tensor) != size:
-            return tensor
-        return tensor.detach()[torch.arange(batch, device=tensor.device) % size]
-
-    return tree_map_only(Tensor, rows, given)  # type: ignore[no-any-return]
 
 
 def _has_images(model: nn.Module) -> bool:

@@ -1,0 +1,170 @@
+"""How far a penalty alone can take the gates: its gradient, followed as the optimiser would.
+
+Nothing holds a useless unit open, so what moves its gate is the penalty. Under plain SGD with
+momentum m, log_alpha falls by (lr / (1 - m)) lambda |g| dP(open)/dlog_alpha a step, and that slope
+is at most 1/4; under Adam, whatever the size of the gradient, by about lr.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, Adamax, NAdam, Optimizer, RAdam
+
+from hardconcrete.objective.penalty import L0Penalty
+
+Schedule = Callable[[int], float]
+NORMALISED = (Adam, NAdam, RAdam, Adamax)  # AdamW is an Adam
+"""Optimisers that divide a gradient by its own size."""
+
+STRIDES = 200
+"""In how many strides a run is followed."""
+
+EDGE = 60.0
+"""Where a location is called lost: no sigmoid feels it there."""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How an optimiser moves the gates in one step.
+
+    Args:
+        rate: learning rate of the gates.
+        gain: the sum of what momentum makes of one gradient, 1 / (1 - m).
+        normalised: whether the gradient is divided by its size, of late.
+        memory: what is left of a squared gradient in that size after one more step.
+        eps: what is added to that size.
+        decay: weight decay of the gates, which pulls log_alpha to 0, where a gate is half open.
+        decoupled: whether the decay is added after the division.
+    """
+
+    rate: float
+    gain: float = 1.0
+    normalised: bool = False
+    memory: float = 0.0
+    eps: float = 0.0
+    decay: float = 0.0
+    decoupled: bool = False
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, parameter: Tensor) -> "Motion | None":
+        """For a parameter; None where the optimiser does not have it, or is not known.
+
+        Example:
+            >>> gates = torch.nn.Parameter(torch.zeros(3))
+            >>> Motion.of(SGD([gates], lr=0.1, momentum=0.5), gates).gain
+            2.0
+        """
+        for group in optimizer.param_groups:
+            if any(own is parameter for own in group["params"]):
+                return cls._of_group(optimizer, group)
+        return None
+
+    @classmethod
+    def _of_group(cls, optimizer: Optimizer, group: dict[str, Any]) -> "Motion | None":
+        normalised = isinstance(optimizer, NORMALISED)
+        if not normalised and not isinstance(optimizer, SGD):
+            return None
+        momentum = float(group.get("momentum", 0.0))
+        dampening = float(group.get("dampening", 0.0)) if momentum else 0.0
+        memory = group.get("betas", (0.0, 0.0))[1]
+        return cls(
+            rate=float(group["lr"]),
+            gain=(1 - dampening) / (1 - momentum),
+            normalised=normalised,
+            memory=0.0 if isinstance(optimizer, Adamax) else float(memory),
+            eps=float(group.get("eps", 0.0)),
+            decay=float(group["weight_decay"]),
+            decoupled=bool(group.get("decoupled_weight_decay", False)),
+        )
+
+
+class _Mover:
+    """The gates on their way."""
+
+    def __init__(self, motion: Motion, location: Tensor) -> None:
+        self.motion, self.location = motion, location
+        self._squares, self._seen = torch.zeros_like(location), 0.0
+        self._moved, self._pace = torch.zeros_like(location), torch.ones_like(location)
+
+    def move(self, slope: Tensor, steps: int, factor: float) -> None:
+        """Some steps at once, with a factor on the learning rate."""
+        motion = self.motion
+        pull = motion.decay * self.location
+        if not motion.decoupled:
+            slope = slope + pull
+        if motion.normalised:
+            slope = slope / (self._size(slope, motion.memory**steps) + motion.eps)
+        if motion.decoupled:
+            slope = slope + pull
+        self._stride(-steps * factor * motion.rate * motion.gain * slope)
+
+    def _stride(self, far: Tensor) -> None:
+        """Shorter where the last one went too far: single steps would have stopped in between."""
+        turned = far * self._moved < 0
+        self._pace = torch.where(turned, 0.5 * self._pace, (1.5 * self._pace).clamp(max=1.0))
+        self._moved = self._pace * far
+        self.location = (self.location + self._moved).clamp(-EDGE, EDGE)
+
+    def _size(self, slope: Tensor, memory: float) -> Tensor:
+        """The root of the mean square, with Adam's correction for its beginning."""
+        self._squares = memory * self._squares + (1 - memory) * slope.square()
+        self._seen = memory * self._seen + (1 - memory)
+        return (self._squares / self._seen).sqrt()
+
+
+def travel(
+    penalty: L0Penalty, motion: Motion, steps: int, factor: Schedule, *, times: float = 1.0
+) -> Tensor:
+    """Where every gate is after a number of steps in which nothing but the penalty moves it.
+
+    Args:
+        penalty: with its schedule of lambda; the weights stay as they are.
+        motion: of the gates.
+        steps: of the optimiser.
+        factor: on the learning rate, as a function of the steps so far.
+        times: a factor on lambda.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gated = hc.attach_gates(torch.nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+        >>> end = travel(hc.L0Penalty(gated, 0.1), Motion(rate=0.1), 100, lambda step: 1.0)
+        >>> (end < gated.gates.log_alpha - 0.3).all()           # 10 * 3 * 0.1, times about 0.14
+        tensor(True)
+    """
+    trial = _Trial(penalty, times)
+    bank = penalty.gated.gates
+    mover = _Mover(motion, bank.log_alpha.detach().clone())
+    ends = torch.linspace(0, steps, min(steps, STRIDES) + 1, dtype=torch.float64).round().tolist()
+    for start, end in pairwise(map(int, ends)):
+        middle = (start + end) // 2
+        trial.load_state_dict({"steps": penalty.steps + middle})
+        location = mover.location.requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(trial.of(bank.gate(location)), location)
+        mover.location = location.detach()
+        mover.move(slope, end - start, factor(middle))
+    return mover.location
+
+
+class _Trial(L0Penalty):
+    """A penalty of its own, with another lambda, for weights that stay as they are."""
+
+    def __init__(self, penalty: L0Penalty, times: float) -> None:
+        self.__dict__.update(penalty.__dict__)
+        self._price = penalty._price.clone()
+        self._norms = penalty._squared_norms().detach() if penalty.weight_decay else None
+
+        def schedule(step: int) -> Any:
+            lam = penalty.schedule(step)
+            if isinstance(lam, Mapping):
+                return {name: times * own for name, own in lam.items()}
+            return times * lam
+
+        self.schedule = schedule
+
+    def _squared_norms(self) -> Tensor:
+        return self._norms if self._norms is not None else super()._squared_norms()
