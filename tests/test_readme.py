@@ -7,44 +7,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-README = BLOCK.findall(ROOT.joinpath("README.md").read_text())
+GUIDES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("budgets", "gates", "guards", "latency", "models")),
+]
 
 
-def test_there_is_something_to_run() -> None:
-    assert README
-
-
-@pytest.mark.parametrize("code", README)
-def test_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-
-
-@pytest.mark.parametrize(
-    "guide", ["budgets.md", "gates.md", "guards.md", "latency.md", "models.md"]
-)
+@pytest.mark.parametrize("guide", GUIDES)
 def test_the_blocks_of_a_guide_run_in_order(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = ROOT.joinpath("docs", guide).read_text()
-    code = "\n".join(BLOCK.findall(text))
+    code = "\n".join(BLOCK.findall((ROOT / guide).read_text()))
     assert code
     exec(compile(code, guide, "exec"), {"__name__": "guide"})
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "docs/budgets.md",
-        "docs/gates.md",
-        "docs/guards.md",
-        "docs/latency.md",
-        "docs/models.md",
-    ],
+    "page", [*GUIDES, "CONTRIBUTING.md", "docs/reproduction.md", "docs/gallery.md"]
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
