@@ -373,6 +373,9 @@ def reproduce_wrn(
     network: Annotated[str, typer.Option(help="wrn-28-10, resnet-110, preact-110.")] = "wrn-28-10",
     lam: Annotated[float, typer.Option(help="Lambda times N, for l0.")] = 0.001,
     macs: Annotated[float, typer.Option(help="Part of the multiply-adds, for budget.")] = 0.5,
+    gate_lr: Annotated[
+        float | None, typer.Option(help="Gates in Adam at this rate, outside the schedule.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
     epochs: Epochs = 200,
     faithful: Annotated[
@@ -396,11 +399,12 @@ def reproduce_wrn(
         from hardconcrete.paper.wide import WideExperiment, run_wide
 
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
-        setting: Any = {"lam": lam, "macs": macs, "seed": seed, "epochs": epochs}
-        experiment = WideExperiment(**chosen, **setting, faithful=faithful, validate=validate)
+        setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}
+        flags: Any = {"epochs": epochs, "faithful": faithful, "validate": validate}
+        experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}
-            result = run_wide(experiment, **where, minutes=max_minutes)
+            result = run_wide(experiment, **where, minutes=max_minutes, say=typer.echo)
         if result is None:
             typer.echo("not at its end yet; the same command with --resume continues")
             return

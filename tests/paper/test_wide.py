@@ -110,6 +110,18 @@ def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:
     assert faithful.model.groups[0].name == "stages.0.0.conv1:out"
 
 
+@pytest.mark.usefixtures("opened")
+def test_that_the_papers_setting_cannot_prune_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_wide(small(), out=tmp_path, device="cpu")
+    assert "note: this run cannot prune 3 of 3 groups" in capsys.readouterr().out
+    record = json.loads((tmp_path / small().name / "record.json").read_text())
+    assert "a gate is shut below -2.40" in record["forecast"]
+    quick = wide_learner(small(gate_lr=5e-3), 50_000, CPU)
+    assert [type(optimizer).__name__ for optimizer in quick.optimizers] == ["SGD", "Adam"]
+
+
 def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     one = wide_learner(small(variant="budget"), 50_000, CPU)
     kinds = [type(optimizer).__name__ for optimizer in one.optimizers]

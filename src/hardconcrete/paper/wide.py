@@ -1,6 +1,8 @@
 """The residual networks of table 2 on CIFAR: what can be trained, and one run of it."""
 
 import math
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -45,6 +47,8 @@ class WideExperiment:
         network: ``"wrn-28-10"`` or another depth and width, ``"resnet-110"``, ``"preact-110"``.
         lam: lambda times N, for ``"l0"``.
         macs: the part of the dense multiply-adds to keep, for ``"budget"``.
+        gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
+            For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         seed: of weights, data and gates.
         epochs: passes over the training images.
         faithful: gates where the paper has them, before the second batch norm, and two draws per
@@ -57,6 +61,7 @@ class WideExperiment:
     network: str = "wrn-28-10"
     lam: float = 0.001
     macs: float = 0.5
+    gate_lr: float | None = None
     seed: int = 0
     epochs: int = 200
     faithful: bool = False
@@ -92,6 +97,8 @@ class WideExperiment:
             'wrn-10-1-cifar10-l0-0.001-seed3'
         """
         setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
+        if self.gate_lr is not None:
+            setting += [f"gates{self.gate_lr:g}"]
         marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
         parts = [self.network, self.dataset, self.variant, *setting, *marks, f"seed{self.seed}"]
         return "-".join(parts)
@@ -158,6 +165,7 @@ def run_wide(
     device: str = "auto",
     resume: bool = False,
     minutes: float | None = None,
+    say: Callable[[str], object] = print,
 ) -> WideResult | None:
     """Train one network; None if the minutes were over before its end.
 
@@ -178,6 +186,9 @@ def run_wide(
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
     counted = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32))
+    forecast = _forecast(learner, engine.steps) if experiment.variant == "l0" else ""
+    if forecast and rank() == 0:
+        say(f"note: {forecast}")
     sizes = {group.name: group.units for group in getattr(learner.model, "groups", ())}
     if not train(engine, folder, sizes, counted.macs, minutes=minutes):
         return None
@@ -216,10 +227,22 @@ def run_wide(
             **folder.read(),
             "environment": environment(place),
             "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
+            "forecast": forecast,
             "result": asdict(result),
         }
     )
     return result
+
+
+def _forecast(learner: Learner, steps: int) -> str:
+    """What is known beforehand of how far the penalty takes the gates; empty if far enough."""
+    recipe, (penalty, *_) = learner.recipe, learner.objective.penalties
+    moves_gates = learner.optimizers[-1 if recipe.gate_lr else 0]
+    falls = None if recipe.gate_lr else lambda step: recipe.rate(step // steps) / recipe.lr
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hc.check_run(penalty, moves_gates, steps * recipe.epochs, falls)  # type: ignore[arg-type]
+    return " ".join(str(warning.message) for warning in caught)
 
 
 def wide_learner(experiment: WideExperiment, examples: int, device: torch.device) -> Learner:
@@ -252,7 +275,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     if experiment.variant == "budget":
         steps = experiment.epochs * (examples // recipe["batch_size"])
         penalties.append(hc.Budget(gated, macs=experiment.macs, steps=max(3, steps)))
-        recipe["gate_lr"] = GATE_LR
+    recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
     return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
 
 
