@@ -212,6 +212,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """The table, the readouts and what tuning brings, as a page."""
     about, experiment = rows[0].record["environment"], rows[0].experiment
     seeds = len(experiment.seeds)
+    commits = " and ".join(dict.fromkeys(str(row.record["environment"]["commit"]) for row in rows))
     quirks = dict.fromkeys(quirk for row in rows for quirk in row.experiment.quirks)
     parts = [
         "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
@@ -219,7 +220,7 @@ def markdown(rows: Sequence[Row]) -> str:
         f"tested on: {rows[0].record['tested_on']}. Median, and from the smallest to the largest. "
         "Error, parameters, multiply-adds and latency are those of the compacted network; units "
         "are gates that are left, as the paper counts. "
-        f"{about['device']}, torch {about['torch']}, commit {about['commit']}; latency on the CPU "
+        f"{about['device']}, torch {about['torch']}, commit {commits}; latency on the CPU "
         f"of that machine, {about['threads']} threads, {LATENCY_BATCH} images.\n",
         *(f"- {quirk}: {QUIRKS[quirk]}" for quirk in quirks),
         *[""] * bool(quirks),
