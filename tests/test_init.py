@@ -34,6 +34,7 @@ PUBLIC = [
     "recalibrate",
     "remove_gates",
     "save",
+    "shrink",
 ]
 
 
