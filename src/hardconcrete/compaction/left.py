@@ -92,7 +92,8 @@ def what_is_left(after: Shrunk) -> tuple[tuple[Group, ...], Tensor]:
         numbers = torch.full((group.units + 1,), -1)  # the last stands for none
         numbers[units] = torch.arange(len(units))
         axes = [_renumbered(a, numbers[u]) for a, u in zip(group.axes, left, strict=True)]
-        groups.append(replace(group, axes=tuple(axes), units=len(units)))
+        removed = group.units - len(units)
+        groups.append(replace(group, axes=tuple(axes), units=len(units), removed=removed))
         original.append(units + group.start)
     return in_bank(groups), torch.cat(original)
 

@@ -27,7 +27,7 @@ class Constraint:
         dense: its total without gates.
         limit: what it may be, in the same unit.
         kind: its place among the costs of the ledger, None for units.
-        gates: the gates that it is about.
+        group: name of the group that it is about, None for all.
     """
 
     name: str
@@ -35,15 +35,21 @@ class Constraint:
     dense: float
     limit: float
     kind: int | None
-    gates: slice
+    group: str | None = None
+
+    def gates(self, gated: GatedModel) -> slice:
+        """The gates that it is about."""
+        if self.group is None:
+            return slice(0, len(gated.gates.log_alpha))
+        return _group(gated, self.group).slice
 
     def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities."""
-        return self._share(probability, lambda gates: gated.ledger.expected(gates))
+        return self._share(gated, probability, lambda gates: gated.ledger.expected(gates))
 
-    def _share(self, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
+    def _share(self, gated: GatedModel, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
-            return gates[self.gates].double().sum() / self.dense
+            return gates[self.gates(gated)].double().sum() / self.dense
         return costs(gates)[self.kind] / self.dense
 
 
@@ -51,14 +57,13 @@ def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) 
     """Each cost as a part of its dense total, of what is left when these gates are open."""
     about_units = all(limit.kind is None for limit in limits)
     costs = is_open if about_units else gated.ledger.delivered(is_open)
-    return torch.stack([limit._share(is_open, lambda _: costs) for limit in limits])
+    return torch.stack([limit._share(gated, is_open, lambda _: costs) for limit in limits])
 
 
 def constraints(
     gated: GatedModel, limits: Mapping[str, Limit | None], units: Limit | Mapping[str, Limit] | None
 ) -> tuple[Constraint, ...]:
     """The limits as constraints, each of which can be met."""
-    whole = slice(0, len(gated.gates.log_alpha))
     found = []
     for name, limit in limits.items():
         if limit is not None:
@@ -68,16 +73,18 @@ def constraints(
             least = gated.ledger.delivered(nothing)[kind].item()
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
-            found.append(Constraint(name, WORDS[name], dense, absolute, kind, whole))
+            found.append(Constraint(name, WORDS[name], dense, absolute, kind))
     if isinstance(units, Mapping):
         for name, limit in units.items():
             group = _group(gated, name)
             words = f"units of {name}"
-            absolute = _absolute(words, limit, group.units)
-            found.append(Constraint(words, words, group.units, absolute, None, group.slice))
+            dense = group.all_units
+            absolute = _absolute(words, limit, dense)
+            found.append(Constraint(words, words, dense, absolute, None, name))
     elif units is not None:
-        absolute = _absolute("units", units, whole.stop)
-        found.append(Constraint("units", "units", whole.stop, absolute, None, whole))
+        dense = sum(group.all_units for group in gated.groups)
+        absolute = _absolute("units", units, dense)
+        found.append(Constraint("units", "units", dense, absolute, None))
     if not found:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
     return tuple(found)
