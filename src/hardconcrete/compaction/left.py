@@ -17,7 +17,7 @@ from hardconcrete.gating import GatedModel, Group, remove_gates
 from hardconcrete.gating.groups import GateAxis, in_bank
 from hardconcrete.gating.placement import put_on
 from hardconcrete.structure.groups import Place
-from hardconcrete.structure.walk import first_names
+from hardconcrete.structure.walk import first_names, named_tensors
 
 
 def carry_out(gated: GatedModel, after: Shrunk, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -106,7 +106,7 @@ def _units_left(
     if axis.dim is not None:
         units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
         return units[cuts[name, axis.dim]] if (name, axis.dim) in cuts else units
-    shape = dense.model.get_parameter(axis.parameter).shape
+    shape = named_tensors(dense.model)[name].shape
     units = torch.arange(group.units).reshape(shape)
     for dim in range(len(shape)):
         if (name, dim) in cuts:
