@@ -8,6 +8,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 README = BLOCK.findall(ROOT.joinpath("README.md").read_text())
+GUIDES = ["gates.md", "models.md", "budgets.md", "shrinking.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{guide}" for guide in GUIDES)]
 
 
 def test_there_is_something_to_run() -> None:
@@ -20,7 +22,7 @@ def test_blocks_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     exec(compile(code, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("guide", ["gates.md", "models.md", "budgets.md"])
+@pytest.mark.parametrize("guide", GUIDES)
 def test_the_blocks_of_a_guide_run_in_order(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,10 +33,7 @@ def test_the_blocks_of_a_guide_run_in_order(
     exec(compile(code, guide, "exec"), {"__name__": "guide"})
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "CONTRIBUTING.md", "docs/gates.md", "docs/models.md", "docs/budgets.md"],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
