@@ -14,9 +14,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.errors import ArgumentError, CompactionError, SiteError
 from tests.compaction.networks import Maps, Sized
 from tests.exactness import apart, outputs, with_random_gates
+from tests.structure.random_networks import random_network
 from tests.zoo import ZOO
 
 SOME = (
@@ -76,30 +77,49 @@ def sizes(gated: hc.GatedModel) -> dict[str, int]:
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
 def test_the_function_costs_and_compaction_stay(entry: Any, tmp_path: Path) -> None:
+    small = assert_all_stays(with_random_gates(entry.build(), entry.inputs), entry.inputs(3))
+    hc.save(tmp_path / "small.safetensors", small)
+    loaded = hc.load(tmp_path / "small.safetensors", entry.build()).eval()
+    three = entry.inputs(3)
+    assert apart(outputs(small.eval(), three), outputs(loaded, three)) == 0
+
+
+def assert_all_stays(gated: hc.GatedModel, inputs: Any) -> nn.Module:
     """In two goes; then everything is as if nothing had been removed but by compaction."""
-    gated = with_random_gates(entry.build(), entry.inputs).eval()
-    fresh, three = copy.deepcopy(gated), entry.inputs(3)
-    before, compacted = outputs(gated, three), hc.compact(gated)
+    fresh, compacted = copy.deepcopy(gated.eval()), hc.compact(gated)
+    before = outputs(gated, inputs)
     costs = {cost: gated.delivered(cost) for cost in ("params", "macs", "weight_bytes")}
     locations = gated.gates.log_alpha.detach().clone()
     with torch.no_grad():
         gated.gates.log_alpha[::2] = 5.0
-    assert hc.shrink(gated, None, below="readout", pays=0)
+    hc.shrink(gated, None, below="readout", pays=0)
+    kept = gated.gates.original
     with torch.no_grad():
-        gated.gates.log_alpha.copy_(locations[gated.gates.original])
-    assert hc.shrink(gated, None, below="readout", pays=0)
-    assert bool((gated.gates.readout() > 0).all())
-    assert apart(before, outputs(gated, three)) < 1e-6
+        gated.gates.log_alpha.copy_(locations if kept is None else locations[kept])
+    hc.shrink(gated, None, below="readout", pays=0)
+    assert bool((gated.gates.readout() > 0).all()) or 1 in sizes(gated).values()
+    assert apart(before, outputs(gated, inputs)) < 1e-6
     assert {cost: gated.delivered(cost) for cost in costs} == costs
     assert hc.count(gated.model, *gated.example).macs == costs["macs"]
     again = hc.compact(gated)
     assert hc.CompactionPlan.of(again) == hc.CompactionPlan.of(compacted)
-    assert apart(outputs(compacted.eval(), three), outputs(again.eval(), three)) < 1e-6
-    hc.save(tmp_path / "small.safetensors", again)
-    loaded = hc.load(tmp_path / "small.safetensors", entry.build()).eval()
-    assert apart(outputs(again, three), outputs(loaded, three)) == 0
+    assert apart(outputs(compacted.eval(), inputs), outputs(again.eval(), inputs)) < 1e-6
     fresh.load_state_dict(gated.state_dict())
-    assert apart(outputs(gated, three), outputs(fresh, three)) == 0
+    assert apart(outputs(gated, inputs), outputs(fresh, inputs)) == 0
+    return again
+
+
+@pytest.mark.slow
+def test_random_networks_shrink_wherever_they_compact_as_modules() -> None:
+    for seed in range(300):
+        network, inputs, _ = random_network(seed)
+        try:
+            gated = with_random_gates(network, lambda n, inputs=inputs: (inputs(n), {}), seed)
+            form = hc.CompactionPlan.of(hc.compact(gated)).form
+        except SiteError:
+            continue
+        if form == "module":
+            assert_all_stays(gated, (inputs(3), {}))
 
 
 @pytest.mark.parametrize(
@@ -282,6 +302,20 @@ def test_a_group_keeps_its_likeliest_unit() -> None:
     assert hc.shrink(gated, None, pays=0)
     assert sizes(gated)["fc1"] == 1
     assert gated.open_probability()["fc1"] == hc.HardConcrete(torch.tensor(-14.0)).open_probability
+
+
+def test_a_collapsing_network_is_left_alone() -> None:
+    """Its only hidden unit that is made is one that nothing reads."""
+    sites = ["0:in", "0:out", "2:in"]
+    model = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))
+    gated = hc.attach_gates(model, torch.randn(2, 6), sites=sites)
+    shut(gated, {"0:in": [0, 1]})
+    assert hc.shrink(gated, None, pays=0)
+    shut(gated, {"0:in": [1], "0:out": [0, 1], "2:in": [2]})
+    report = hc.shrink(gated, None, pays=0)
+    assert not report
+    assert "the network is collapsing" in str(report)
+    assert sizes(gated) == {"0:in": 4, "0:out": 3, "2:in": 3}
 
 
 def test_a_gate_must_stay_shut_for_some_checks() -> None:
@@ -483,6 +517,27 @@ def test_optimisers_with_other_state_are_refused() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         hc.shrink(found(), **{"optimizer": None, **arguments})
+
+
+class Learnt(nn.Module):
+    def __init__(self, entries: int) -> None:
+        super().__init__()
+        self.raw = nn.Parameter(torch.zeros(entries))
+
+    def forward(self, log_alpha: Tensor) -> hc.Rectified:
+        return hc.HardConcrete(log_alpha, temperature=0.3 + 0.5 * self.raw.sigmoid())
+
+
+def test_what_gates_learn_together_goes_on_and_what_each_learns_is_refused() -> None:
+    for entries, works in ((1, True), (18, False)):
+        gated = hc.attach_gates(Maps(), Maps.example(), gate=Learnt(entries))
+        shut(gated, FOUND_SHUT)
+        if works:
+            assert hc.shrink(gated, None, pays=0)
+            assert hc.CompactionPlan.of(hc.compact(gated)).groups["fc1"].units == 7
+        else:
+            with pytest.raises(CompactionError, match="cannot shrink in place"):
+                hc.shrink(gated, None, pays=0)
 
 
 def test_it_is_for_gated_models_between_steps() -> None:

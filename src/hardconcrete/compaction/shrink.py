@@ -56,10 +56,11 @@ class Shrink:
         if not changed:
             return f"nothing to remove: at {before / dense:.1%} of the dense MACs"
         if not self.done:
-            return (
-                f"nothing removed: {sum(a - b for a, b in changed.values()):,} units have stayed "
-                f"shut, {self.saved:.1%} of the MACs, and {self.pays:.0%} would pay"
-            )
+            words = f"{self.saved:.1%} of the MACs, and {self.pays:.0%} would pay"
+            if self.saved >= self.pays:
+                words = "and a layer would be left with nothing: the network is collapsing"
+            units = sum(a - b for a, b in changed.values())
+            return f"nothing removed: {units:,} units have stayed shut, {words}"
         lines = [f"from {before / dense:.1%} to {after / dense:.1%} of the dense MACs"]
         return "\n".join([*lines, *(f"{name}: {a} to {b}" for name, (a, b) in changed.items())])
 
@@ -114,13 +115,14 @@ def shrink(
     rule = _Rule(below, checks, round_to, pays)
     optimizers, copies = _optimizers(gated, optimizer), _copies(gated, averages)
     counted, stays = rule.applied(gated)
-    kept, after = gates_of(gated)[stays], None
-    found = _described(gated, kept, pays)
-    if len(kept) < len(stays) and found.saved >= pays:
-        after = _planned(gated, kept)
-        kept = what_is_left(after)[1].to(kept.device)
-        found = replace(_described(gated, kept, pays), done=len(kept) < len(stays))
-        after = _rehearsed(gated, after) if found else None
+    present, after = gates_of(gated), None
+    found = _described(gated, present[stays], pays)
+    if not stays.all() and found.saved >= pays:
+        planned = _planned(gated, present[stays])
+        left = what_is_left(planned)[1].to(present.device)
+        if torch.isin(left, present).all():  # else a layer is left with nothing, and gets some back
+            found = replace(_described(gated, left, pays), done=len(left) < len(present))
+            after = _rehearsed(gated, planned) if found else None
     for each in (gated, *copies):
         each.gates.checks = counted.clone()
         if after is not None:
@@ -250,6 +252,7 @@ def _rehearsed(gated: GatedModel, after: Shrunk) -> Shrunk:
         trial = copy.deepcopy(gated)
         try:
             carry_out(trial, candidate)
+            trial.gates.readout()  # a gate may have learnt something for each of them
             with reference.gates.holding(None, values), trial.gates.holding(None, some):
                 gap = difference(reference.model, trial.model, gated.example)
             if gap <= 1:
