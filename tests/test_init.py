@@ -39,6 +39,7 @@ PUBLIC = [
     "recalibrate",
     "remove_gates",
     "save",
+    "shrink",
 ]
 
 

@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 GUIDES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("budgets", "gates", "guards", "latency", "models")),
+    *(
+        f"docs/{name}.md"
+        for name in ("budgets", "gates", "guards", "latency", "models", "shrinking")
+    ),
 ]
 
 

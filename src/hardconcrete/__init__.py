@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hardconcrete.compaction import CompactionPlan, compact, load, save
+    from hardconcrete.compaction import CompactionPlan, compact, load, save, shrink
     from hardconcrete.cost import Count, LatencyTable, count
     from hardconcrete.distributions import HardConcrete, Rectified
     from hardconcrete.errors import HardConcreteError, HardConcreteWarning
@@ -64,10 +64,11 @@ __all__ = [
     "recalibrate",
     "remove_gates",
     "save",
+    "shrink",
 ]
 
 _HOME = {
-    "compaction": ("CompactionPlan", "compact", "load", "save"),
+    "compaction": ("CompactionPlan", "compact", "load", "save", "shrink"),
     "cost": ("Count", "LatencyTable", "count"),
     "distributions": ("HardConcrete", "Rectified"),
     "errors": ("HardConcreteError", "HardConcreteWarning"),

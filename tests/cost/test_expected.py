@@ -285,3 +285,14 @@ def test_the_summary_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_is_as_wide_as_a_power_of_two() -> None:
     assert padded([]).shape == (0, 1)
     assert padded([[1, 2, 3]]).tolist() == [[1, 2, 3, -1]]
+
+
+def test_gates_that_are_gone_count_as_shut() -> None:
+    gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28), sites=PAPER)
+    probability = torch.rand(1370, dtype=torch.float64)
+    kept = torch.arange(0, 1370, 3)
+    told = gated.ledger.among(kept, 1370)
+    among = torch.zeros(1370, dtype=torch.float64).index_copy(0, kept, probability[kept])
+    assert torch.equal(told.expected(probability[kept]), gated.ledger.expected(among))
+    assert torch.equal(told.delivered(probability[kept]), gated.ledger.delivered(among))
+    assert told.to(torch.device("cpu")).told is not None

@@ -3,5 +3,6 @@
 from hardconcrete.compaction.artifact import load, save
 from hardconcrete.compaction.compact import compact
 from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.shrink import shrink
 
-__all__ = ["CompactionPlan", "compact", "load", "save"]
+__all__ = ["CompactionPlan", "compact", "load", "save", "shrink"]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from hardconcrete.compaction.apply import applied
+from hardconcrete.compaction.dense import among_all, expanded
 from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import make_plan, ungated
@@ -76,8 +77,9 @@ def compact(
     if not as_read and min_units != 1:
         raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
     values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
-    plain = ungated(gated)
-    plan = make_plan(gated, plain, min_units=min_units, values=values)
+    dense = expanded(gated)
+    plain = ungated(dense)
+    plan = make_plan(dense, plain, min_units=min_units, values=among_all(gated, values))
     reference = copy.deepcopy(gated)
     failures = []
     with reference.gates.holding(None, None if as_read else values):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction.plan import KEY, CompactionPlan
+from hardconcrete.compaction.select import stop_selecting
 from hardconcrete.compaction.verify import TOLERANCE, Inputs, evaluating
 from hardconcrete.errors import CompactionError
 
@@ -26,7 +27,7 @@ def without_selection(small: nn.Module, example: Inputs) -> nn.Module:
     kept = plan.selections[path]
     with evaluating(small), torch.no_grad():
         expected = small(x)
-        _stop_selecting(small.get_submodule(path))
+        stop_selecting(small.get_submodule(path))
         gap = (small(x.flatten(1)[:, list(kept)]) - expected).abs().max() / expected.abs().max()
     if not gap <= TOLERANCE.get(x.dtype, 1e-5):
         raise CompactionError(f"{path} gives something else when its inputs are selected outside")
@@ -63,8 +64,3 @@ def _reads_the_input(small: nn.Module, path: str, x: Tensor) -> bool:
         handle.remove()
     flat = x.flatten(1)
     return len(seen) == 1 and seen[0].shape == flat.shape and torch.equal(seen[0], flat)
-
-
-def _stop_selecting(module: Any) -> None:
-    module.__class__ = type(module).base
-    del module.kept_inputs

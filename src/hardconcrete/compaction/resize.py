@@ -15,28 +15,42 @@ from hardconcrete.compaction.select import selecting
 from hardconcrete.compaction.verify import evaluating
 from hardconcrete.structure.walk import named_tensors
 
+Cutter = Callable[[Tensor, int, Tensor], None]
+"""Leaves some indices of a dimension of a tensor, in place."""
+
 MOST_GUESSES = 12
 """With more attributes than these, only all of them at once are tried."""
+
+
+def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
+    """Leave the kept indices, and no gradient."""
+    tensor.data = tensor.data.index_select(dim, kept)
+    tensor.grad = None
 
 
 def resized(plan: CompactionPlan, model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
     small = copy.deepcopy(model)
-    with evaluating(small):  # a weight that is computed may change its state when read in training
-        before = {module: _sizes(module) for module in small.modules()}
-        fold(plan, small)
+    resize(plan, small)
+    return small
+
+
+def resize(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
+    """Cut and scale a model in place."""
+    with evaluating(model):  # a weight that is computed may change its state when read in training
+        before = {module: _sizes(module) for module in model.modules()}
+        fold(plan, model, cut)
         for module, sizes in before.items():
             _tell_the_truth(module, sizes)
             emptied(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
-        small.get_submodule(path).__dict__[attribute] = size
+        model.get_submodule(path).__dict__[attribute] = size
     for path, kept in plan.selections.items():
-        selecting(small.get_submodule(path), kept)
-    return small
+        selecting(model.get_submodule(path), kept)
 
 
-def fold(plan: CompactionPlan, model: nn.Module) -> None:
+def fold(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
     """Multiply gates in and cut, in place: what is tied stays tied."""
     tensors = named_tensors(model)
     with torch.no_grad():
@@ -45,11 +59,9 @@ def fold(plan: CompactionPlan, model: nn.Module) -> None:
             values = torch.tensor(scale.values, dtype=torch.float32, device=parameter.device)
             shape = parameter.shape if scale.dim is None else _across(parameter, scale.dim)
             parameter.data = parameter.data * values.reshape(shape).to(parameter.dtype)
-        for cut in plan.cuts:
-            tensor = tensors[cut.tensor]
-            kept = torch.tensor(cut.kept, dtype=torch.int64, device=tensor.device)
-            tensor.data = tensor.data.index_select(cut.dim, kept)
-            tensor.grad = None
+        for each in plan.cuts:
+            tensor = tensors[each.tensor]
+            cut(tensor, each.dim, torch.tensor(each.kept, dtype=torch.int64, device=tensor.device))
 
 
 def _across(parameter: Tensor, dim: int) -> list[int]:

@@ -10,10 +10,17 @@ from hardconcrete.compaction.variant import become
 
 
 def selecting(module: nn.Module, kept: tuple[int, ...]) -> None:
-    """Let a dense or convolutional layer select its inputs, in place."""
+    """Let a dense or convolutional layer select its inputs, or others of them, in place."""
     index = torch.tensor(kept, dtype=torch.int64, device=module.weight.device)  # type: ignore[arg-type]
+    if "kept_inputs" not in module._buffers:
+        become(module, "Selecting", _select_and_compute)
     module.register_buffer("kept_inputs", index)
-    become(module, "Selecting", _select_and_compute)
+
+
+def stop_selecting(module: Any) -> None:
+    """Let it read all it is given."""
+    module.__class__ = type(module).base
+    del module.kept_inputs
 
 
 def _select_and_compute(self: Any, input: Tensor) -> Tensor:  # noqa: A002  (as torch's layers)

@@ -46,6 +46,8 @@ class Ledger:
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
         constant: what no term has.
+        told: where units were removed in training, the place of every gate among those that are
+            left, and thus told; -1 for one that is gone.
     """
 
     dense: Tensor
@@ -64,6 +66,13 @@ class Ledger:
     factors: Tensor
     prices: Tensor
     constant: Tensor
+    told: Tensor | None = None
+
+    def among(self, left: Tensor, gates: int) -> "Ledger":
+        """The same, asked about some of so many gates, by number; the others are shut for good."""
+        told = torch.full((gates,), -1, device=left.device)
+        told[left] = torch.arange(len(left), device=left.device)
+        return replace(self, told=told)
 
     def expected(self, probability: Tensor) -> Tensor:
         """The expected cost of every kind, for independent gates that are open with these.
@@ -111,6 +120,8 @@ class Ledger:
 
     def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The probability of what each kind of index needs, and of what its unit needs."""
+        if self.told is not None:
+            gates = torch.cat([gates, gates.new_zeros(1)])[self.told]
         clauses = 1 - _product(_then_one(1 - gates)[self.clauses])
         formulas = _product(_then_one(torch.cat([clauses, gates]))[self.formulas])
         return formulas[self.needs], formulas[self.hosts]
@@ -133,7 +144,8 @@ class Ledger:
 
     def to(self, device: torch.device) -> "Ledger":
         """The same on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in tensors.items() if v is not None})
 
 
 def _then_one(values: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Putting gates on a model and taking them off. Everything is checked before anything changes."""
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,8 +13,9 @@ from hardconcrete.gating.bank import Gate, GateBank
 from hardconcrete.gating.choice import Patterns, choose_groups
 from hardconcrete.gating.faces import with_faces
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import GateAxis, Group, per_group
+from hardconcrete.gating.groups import Group, per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
+from hardconcrete.gating.placement import placements
 from hardconcrete.gating.site import Site
 from hardconcrete.gating.swap import is_swapped, restore, swap
 from hardconcrete.structure.trace import as_args
@@ -80,7 +80,7 @@ def attach_gates(
     groups = choice.groups
     sizes = [group.units for group in groups]
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
-    placed = _placements(model, groups, bank)
+    placed = placements(model, groups, bank)
     if sample == "example":
         _refuse_without_activation(placed, bank)
     _refuse_recurrent(placed)
@@ -132,46 +132,6 @@ def _initial_locations(
             location + SPREAD * torch.randn(group.units, device=device, dtype=torch.float32)
         )
     return torch.cat(parts)
-
-
-def _placements(
-    model: nn.Module, groups: tuple[Group, ...], bank: GateBank
-) -> dict[nn.Module, list[Multiplier]]:
-    """What multiplies which module; a tied parameter is gated under all of its names."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    sharing: dict[tuple[str, int | None], list[tuple[Group, GateAxis]]] = defaultdict(list)
-    for group in groups:
-        for axis in group.axes:
-            sharing[axis.parameter, axis.dim].append((group, axis))
-    placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
-    for (name, dim), own in sharing.items():
-        index = _register_index(bank, own)
-        numbers = tuple(group.index for group, _ in own)
-        for alias, tensor in parameters.items():
-            if tensor is parameters[name]:
-                path, _, attribute = alias.rpartition(".")
-                multiplier = Multiplier(attribute, dim, numbers, index, own[0][0].name)
-                owner = placed[model.get_submodule(path)]
-                if not any((m.parameter, m.dim) == (attribute, dim) for m in owner):
-                    owner.append(multiplier)
-    return dict(placed)
-
-
-def _register_index(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> str | None:
-    """The gate of every index where it is not one each: the last one stands for no gate."""
-    if len(own) == 1 and own[0][1].units is None:
-        return None
-    last = sum(group.units for group, _ in own)
-    first = own[0][1].units
-    index = torch.full((own[0][0].units if first is None else len(first),), last)
-    start = 0
-    for group, axis in own:
-        units = torch.arange(group.units) if axis.units is None else axis.units
-        index = torch.where(units >= 0, units + start, index)
-        start += group.units
-    name = f"index{len(list(bank.buffers()))}"
-    bank.register_buffer(name, index.to(bank.log_alpha.device), persistent=False)
-    return name
 
 
 def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:

@@ -15,12 +15,21 @@ Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
 
+HISTORY = ("original", "checks")
+"""What units were removed in training, and which may be next."""
+
 
 class GateBank(nn.Module):
     """All gates of a model: their locations, their distribution and their current values.
 
     A drawn z belongs to one call. It is held while the call lasts and is no part of a copy, a
     pickle or a state_dict.
+
+    Attributes:
+        log_alpha: the locations, one flat parameter.
+        original: where units were removed in training, the place that each gate that is left had
+            among all of them; else None.
+        checks: for how many checks in a row ``shrink`` has found each gate shut; None before.
     """
 
     generator: torch.Generator | None
@@ -35,6 +44,8 @@ class GateBank(nn.Module):
         self.gate = gate
         self.rule = rule
         self.frozen = False
+        self.original: Tensor | None = None
+        self.checks: Tensor | None = None
         self.seen: set[tuple[nn.Module, str]] | None = None
         self.__dict__.update(_nothing_held())
         if not callable(gate):
@@ -100,7 +111,25 @@ class GateBank(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.log_alpha.dtype != before.dtype:
             self.log_alpha.data = before.to(self.log_alpha.device)
+        for name, values in self._history().items():
+            setattr(self, name, values.to(self.log_alpha.device))
         return self
+
+    def _history(self) -> dict[str, Tensor]:
+        """What ``shrink`` keeps here: no buffers, which an average of models would average."""
+        found = {name: getattr(self, name) for name in HISTORY}
+        return {name: values for name, values in found.items() if values is not None}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: values for name, values in self._history().items()})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """The history, too; by now the model has been shrunk to it."""
+        rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in HISTORY}
+        super()._load_from_state_dict(rest, prefix, *args)
+        checks = state_dict.get(prefix + "checks")
+        self.checks = None if checks is None else checks.to(self.log_alpha.device).clone()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **_nothing_held()}

@@ -23,7 +23,9 @@ def activation_forward(module: nn.Module) -> Forward | None:
 
     Where a parametrization or a hook computes them, its parts are read, and gated, as parameters.
     """
-    kind = type(module)
+    kind: Any = type(module)
+    if _selection(module) is not None:
+        kind = kind.base
     if not {"weight", "bias"} <= module._parameters.keys():
         return None
     if kind.forward is nn.Linear.forward:
@@ -31,6 +33,11 @@ def activation_forward(module: nn.Module) -> Forward | None:
     if kind.forward in (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward):
         return _conv
     return None
+
+
+def _selection(module: nn.Module) -> Tensor | None:
+    """The inputs that a layer selects, where others of them were removed by ``shrink``."""
+    return module._buffers.get("kept_inputs") if hasattr(type(module), "base") else None
 
 
 def with_faces(module: nn.Module, gates: ModuleGates) -> ModuleGates:
@@ -57,6 +64,7 @@ def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[M
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
+    input = _selected(module, input, trailing=0)  # noqa: A001
     inner, weight, bias, outer = _place(module, input)
     if inner is not None and inner.dim() == 1:
         return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
@@ -65,9 +73,15 @@ def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torc
 
 def _conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
     trailing = len(module.kernel_size)
+    input = _selected(module, input, trailing)  # noqa: A001
     inner, weight, bias, outer = _place(module, input)
     output = module._conv_forward(_scaled(input, inner, trailing), weight, bias)
     return _scaled(output, outer, trailing)
+
+
+def _selected(module: nn.Module, x: Tensor, trailing: int) -> Tensor:
+    kept = _selection(module)
+    return x if kept is None else x.index_select(x.dim() - 1 - trailing, kept)
 
 
 def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:

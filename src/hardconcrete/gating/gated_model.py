@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
+from hardconcrete.gating.groups import Group
 
 LATENCY = "latency_ms"
 """The cost that a clock gives."""
@@ -28,7 +30,8 @@ class GatedModel(nn.Module):
         model: the user's module, its state_dict keys and parameters unchanged.
         gates: the bank, with ``gates.log_alpha`` for all units.
         groups: what is gated, in the order of the bank.
-        structure: what tracing found, with what is fixed and why; None where only sites were named.
+        structure: what tracing found in the dense model, with what is fixed and why; None where
+            only sites were named.
         overruled: groups found by tracing that have no gates because a named site overlaps them.
 
     Example:
@@ -54,17 +57,21 @@ class GatedModel(nn.Module):
         super().__init__()
         self.model = model
         self.gates = gates
-        self.groups = choice.groups
+        self.regroup(choice.groups)
         self.structure = choice.structure
         self.overruled = choice.overruled
         self.sample = sample
         self._example = example
         self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
-        sizes = [torch.full((g.units,), g.size, dtype=torch.float64) for g in choice.groups]
-        self._group_sizes = torch.cat(sizes).to(gates.log_alpha.device)
         self.decayed_by_penalty: frozenset[str] = frozenset()
         self.decayed_by_optimizer: frozenset[str] = frozenset()
+
+    def regroup(self, groups: tuple[Group, ...]) -> None:
+        """Tell it what its gates belong to; ``shrink`` does so where units were removed."""
+        self.groups = groups
+        sizes = [torch.full((group.units,), group.size, dtype=torch.float64) for group in groups]
+        self._group_sizes = torch.cat(sizes).to(self.gates.log_alpha.device)
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -113,6 +120,18 @@ class GatedModel(nn.Module):
         if self._latency is not None and self._latency.selects.device != self._group_sizes.device:
             self._latency = None  # another device takes other times
         return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """First remove what the saved model had removed."""
+        own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
+        if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
+            _replay(self, saved)
+        elif saved is None and own is not None:
+            raise ArgumentError(
+                "this state has units that were removed here: load it into a new dense model, with "
+                "gates attached as before"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def open_probability(self) -> dict[str, Tensor]:
         """P(open) of every unit, by group (eq. 6)."""
@@ -245,6 +264,11 @@ class GatedModel(nn.Module):
             for kind, whole in zip(KINDS, dense, strict=True)
             if whole
         ]
+
+
+def _replay(gated: GatedModel, original: Tensor) -> None:
+    """By name: shrinking belongs to compaction, which lies above this folder."""
+    import_module("hardconcrete.compaction.shrink").replay(gated, original)
 
 
 def _place(cost: str) -> int:

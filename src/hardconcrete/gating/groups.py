@@ -58,6 +58,7 @@ class Group:
             parameters that go with one.
         index: its place among the groups.
         start: place of its first gate in the bank.
+        removed: how many units it had more before ``shrink`` removed them.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -73,6 +74,12 @@ class Group:
     size: int
     index: int = -1
     start: int = 0
+    removed: int = 0
+
+    @property
+    def all_units(self) -> int:
+        """The units of the dense model."""
+        return self.units + self.removed
 
     @property
     def slice(self) -> slice:

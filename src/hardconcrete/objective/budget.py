@@ -98,18 +98,15 @@ class Budget:
         log_alpha = gated.gates.log_alpha.detach()
         many = len(self.constraints)
         self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
-        self._concerned = torch.zeros(many, len(log_alpha), dtype=torch.bool)
-        for k, constraint in enumerate(self.constraints):
-            self._concerned[k, constraint.gates] = True
-        self._concerned = self._concerned.to(log_alpha.device)
         self._start = torch.maximum(self._delivered(self._open()), self._limits)
         self._log_multiplier = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
-        self._price = log_alpha.new_zeros(many, len(log_alpha))
+        self._price = log_alpha.new_zeros(many, 0)
         self._begin()
 
     def __call__(self) -> Tensor:
         """The expected costs, priced: to be added to the loss of the task."""
+        self._keep_up()
         probability = self.gated.gates.distribution().open_probability
         return sum(
             constraint.expected(self.gated, _priced(probability, price)).to(probability.dtype)
@@ -119,6 +116,7 @@ class Budget:
     @torch.no_grad()
     def step(self) -> None:
         """Look at what is delivered now and set the prices; after the optimiser's step."""
+        self._keep_up()
         self._steps.add_(1)
         is_open = self._open()
         error = self._error(self._delivered(is_open))
@@ -179,10 +177,26 @@ class Budget:
         target = self._start * (self._limits / self._start) ** self._progress()
         return (delivered / target).log().clamp(-1.0, 1.0)
 
+    def _keep_up(self) -> None:
+        """Units may have been removed meanwhile; limits are in units of the dense model."""
+        if self._price.shape[1] != len(self.gated.gates.log_alpha):
+            self._begin()
+
     @torch.no_grad()
     def _begin(self) -> None:
+        if self._price.shape[1] != len(self.gated.gates.log_alpha):
+            self._make_room()
         is_open = self._open()
         self._set_prices(is_open, self._error(self._delivered(is_open)))
+
+    def _make_room(self) -> None:
+        """For a price of every gate."""
+        log_alpha = self.gated.gates.log_alpha
+        concerned = torch.zeros(len(self.constraints), len(log_alpha), dtype=torch.bool)
+        for k, constraint in enumerate(self.constraints):
+            concerned[k, constraint.gates(self.gated)] = True
+        self._concerned = concerned.to(log_alpha.device)
+        self._price = torch.zeros_like(self._concerned, dtype=log_alpha.dtype)
 
     def _set_prices(self, is_open: Tensor, error: Tensor) -> None:
         """Write the price of every gate, in place: a captured CUDA graph reads it there."""

@@ -33,7 +33,7 @@ class Constraint:
         dense: its total without gates.
         limit: what it may be, in the same unit.
         kind: its place among the costs of the ledger, None for units and latency.
-        gates: the gates that it is about.
+        group: name of the group that it is about, None for all.
     """
 
     name: str
@@ -41,23 +41,29 @@ class Constraint:
     dense: float
     limit: float
     kind: int | None
-    gates: slice
+    group: str | None = None
+
+    def gates(self, gated: GatedModel) -> slice:
+        """The gates that it is about."""
+        if self.group is None:
+            return slice(0, len(gated.gates.log_alpha))
+        return _group(gated, self.group).slice
 
     def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities."""
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
-        return self._share(probability, lambda gates: gated.ledger.expected(gates))
+        return self._share(gated, probability, lambda gates: gated.ledger.expected(gates))
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
         """The same of what is left when these gates are open, which the ledger says costs this."""
         if self.name == LATENCY:
             return gated.latency.delivered(is_open) / self.dense
-        return self._share(is_open, lambda _: costs)
+        return self._share(gated, is_open, lambda _: costs)
 
-    def _share(self, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
+    def _share(self, gated: GatedModel, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
-            return gates[self.gates].double().sum() / self.dense
+            return gates[self.gates(gated)].double().sum() / self.dense
         return costs(gates)[self.kind] / self.dense
 
 
@@ -75,7 +81,6 @@ def constraints(
     latency_ms: float | None = None,
 ) -> tuple[Constraint, ...]:
     """The limits as constraints, each of which can be met."""
-    whole = slice(0, len(gated.gates.log_alpha))
     found = []
     for name, limit in limits.items():
         if limit is not None:
@@ -85,24 +90,26 @@ def constraints(
             least = gated.ledger.delivered(nothing)[kind].item()
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
-            found.append(Constraint(name, WORDS[name], dense, absolute, kind, whole))
+            found.append(Constraint(name, WORDS[name], dense, absolute, kind))
     if latency_ms is not None:
-        found.append(_latency(gated, latency_ms, whole))
+        found.append(_latency(gated, latency_ms))
     if isinstance(units, Mapping):
         for name, limit in units.items():
             group = _group(gated, name)
             words = f"units of {name}"
-            absolute = _absolute(words, limit, group.units)
-            found.append(Constraint(words, words, group.units, absolute, None, group.slice))
+            dense = group.all_units
+            absolute = _absolute(words, limit, dense)
+            found.append(Constraint(words, words, dense, absolute, None, name))
     elif units is not None:
-        absolute = _absolute("units", units, whole.stop)
-        found.append(Constraint("units", "units", whole.stop, absolute, None, whole))
+        dense = sum(group.all_units for group in gated.groups)
+        absolute = _absolute("units", units, dense)
+        found.append(Constraint("units", "units", dense, absolute, None))
     if not found:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
     return tuple(found)
 
 
-def _latency(gated: GatedModel, limit: float, whole: slice) -> Constraint:
+def _latency(gated: GatedModel, limit: float) -> Constraint:
     """Milliseconds, not a fraction: a deadline is what one has."""
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
         raise ArgumentError(f"{LATENCY}={limit!r} must be a number of milliseconds above 0")
@@ -111,7 +118,7 @@ def _latency(gated: GatedModel, limit: float, whole: slice) -> Constraint:
         raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
     least = table.delivered(torch.zeros_like(gated.gates.log_alpha)).item()
     _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
-    return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None, whole)
+    return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None)
 
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:

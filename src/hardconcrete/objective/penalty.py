@@ -70,14 +70,15 @@ class L0Penalty:
         self.gated = gated
         self.schedule = _as_schedule(lam, examples)
         self.weight_decay = weight_decay
-        self.prior = prior
+        self.prior: Rectified | None = None
         self.examples = examples or 0
         self.decay_moves_gates = decay_moves_gates
         self.steps = 0
-        self._price = torch.zeros_like(gated.gates.log_alpha.detach())
+        self._price = torch.empty(0)
         self._update()
         if prior is not None:
             _refuse_prior(gated, prior)
+        self.prior = prior
         if weight_decay:
             self._carry_decay()
 
@@ -87,6 +88,8 @@ class L0Penalty:
 
     def of(self, gates: Rectified) -> Tensor:
         """The penalty if the gates were these."""
+        if len(self._price) != len(self.gated.gates.log_alpha):  # units were removed meanwhile
+            self._update()
         probability = gates.open_probability
         total = (probability * self._price.to(probability.device)).sum()
         if self.weight_decay:
@@ -120,13 +123,28 @@ class L0Penalty:
         return torch.cat([group.squared_norms(self.gated.model) for group in self.gated.groups])
 
     def _update(self) -> None:
-        """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there."""
+        """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there.
+
+        |g| is that of the dense model, whatever was removed meanwhile.
+        """
         prices = []
         for group, lam in zip(self.gated.groups, self.lam.values(), strict=True):
             if not isinstance(lam, int | float) or not 0 <= lam < math.inf:
                 raise ArgumentError(f"{group.name}: lam={lam} must not be negative or infinite")
             prices.append(torch.full((group.units,), lam * group.size))
+        log_alpha = self.gated.gates.log_alpha.detach()
+        if len(self._price) != len(log_alpha):
+            self._refuse_long_prior()
+            self._price = torch.zeros_like(log_alpha)
         self._price.copy_(torch.cat(prices))
+
+    def _refuse_long_prior(self) -> None:
+        entries = 1 if self.prior is None else self.prior.batch_shape.numel()
+        if entries not in (1, len(self.gated.gates.log_alpha)):
+            raise ArgumentError(
+                f"the prior has {entries} entries, one for every gate that there was, and units "
+                "were removed: build the L0Penalty anew, its prior for those that are left"
+            )
 
     def _carry_decay(self) -> None:
         """From now on the gated weights decay here, and not in the optimiser."""

@@ -1,0 +1,119 @@
+"""A gated model brought down to what a plan leaves of it, in place, while it is trained."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hardconcrete.compaction.dense import KEY, Shrunk, cut_so_far
+from hardconcrete.compaction.plan import CompactionPlan, Cut
+from hardconcrete.compaction.resize import resize
+from hardconcrete.compaction.select import stop_selecting
+from hardconcrete.compaction.slicing import Scissors
+from hardconcrete.errors import CompactionError
+from hardconcrete.gating import GatedModel, Group, remove_gates
+from hardconcrete.gating.groups import GateAxis, in_bank
+from hardconcrete.gating.placement import put_on
+from hardconcrete.structure.groups import Place
+from hardconcrete.structure.walk import first_names, named_tensors
+
+
+def carry_out(gated: GatedModel, after: Shrunk, optimizers: Sequence[Optimizer] = ()) -> None:
+    """Cut parameters, buffers, gates and optimisers; gates are taken off and put on again."""
+    before, scissors = cut_so_far(gated), Scissors(optimizers)
+    groups, original = what_is_left(after)
+    step = _step(before, after)
+    kept = positions(gates_of(gated), original.to(gated.gates.log_alpha.device))
+    model, bank = remove_gates(gated), gated.gates
+    for path in before.selections.keys() - after.plan.selections.keys():
+        stop_selecting(model.get_submodule(path))
+    resize(step, model, scissors)
+    scissors(bank.log_alpha, 0, kept)
+    bank.original = original.to(kept.device)
+    bank.checks = None if bank.checks is None else bank.checks[kept]
+    gated.regroup(groups)
+    put_on(model, groups, bank)
+    gated._ledger = after.dense.ledger.among(original, after.gates).to(kept.device)
+    gated.__dict__[KEY] = after
+
+
+def gates_of(gated: GatedModel) -> Tensor:
+    """The places that its gates had in the dense model."""
+    log_alpha = gated.gates.log_alpha
+    if gated.gates.original is None:
+        return torch.arange(len(log_alpha), device=log_alpha.device)
+    return gated.gates.original
+
+
+def positions(known: Tensor, wanted: Tensor) -> Tensor:
+    """Where the wanted ones are among the known; both rise."""
+    found = torch.searchsorted(known, wanted)
+    inside = found < len(known)
+    if not inside.all() or not torch.equal(known[found], wanted):
+        raise CompactionError("what was removed cannot come back: shrink a dense model anew")
+    return found
+
+
+def _step(before: CompactionPlan, after: Shrunk) -> CompactionPlan:
+    """The plan that leads from one to the other."""
+    old = {(cut.tensor, cut.dim): cut for cut in before.cuts}
+    new = {(cut.tensor, cut.dim): cut for cut in after.plan.cuts}
+    if not old.keys() <= new.keys():
+        raise CompactionError("what was removed cannot come back: shrink a dense model anew")
+    cuts = []
+    for place, cut in new.items():
+        known = old[place].kept if place in old else tuple(range(cut.size))
+        kept = positions(torch.tensor(known), torch.tensor(cut.kept))
+        if len(kept) < len(known):
+            cuts.append(Cut(cut.tensor, cut.dim, len(known), tuple(kept.tolist())))
+    as_before = {name: _attribute(after.dense, name) for name in before.attributes}
+    attributes = {**as_before, **after.plan.attributes}
+    return replace(after.plan, cuts=tuple(cuts), attributes=attributes)
+
+
+def _attribute(dense: GatedModel, name: str) -> int:
+    path, _, attribute = name.rpartition(".")
+    return int(getattr(dense.model.get_submodule(path), attribute))
+
+
+def what_is_left(after: Shrunk) -> tuple[tuple[Group, ...], Tensor]:
+    """The groups, and the places that their gates had in the dense model.
+
+    A gate is gone when all that it multiplied is gone.
+    """
+    cuts = {(cut.tensor, cut.dim): torch.tensor(cut.kept) for cut in after.plan.cuts}
+    groups, original = [], []
+    for group in after.dense.groups:
+        left = [_units_left(after.dense, group, axis, cuts) for axis in group.axes]
+        units = torch.cat(left).unique()
+        units = units[units >= 0]
+        numbers = torch.full((group.units + 1,), -1)  # the last stands for none
+        numbers[units] = torch.arange(len(units))
+        axes = [_renumbered(a, numbers[u]) for a, u in zip(group.axes, left, strict=True)]
+        removed = group.units - len(units)
+        groups.append(replace(group, axes=tuple(axes), units=len(units), removed=removed))
+        original.append(units + group.start)
+    return in_bank(groups), torch.cat(original)
+
+
+def _units_left(
+    dense: GatedModel, group: Group, axis: GateAxis, cuts: dict[Place, Tensor]
+) -> Tensor:
+    """The unit of every index that is left along an axis."""
+    name = first_names(dense.model)[axis.parameter]
+    if axis.dim is not None:
+        units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
+        return units[cuts[name, axis.dim]] if (name, axis.dim) in cuts else units
+    shape = named_tensors(dense.model)[name].shape
+    units = torch.arange(group.units).reshape(shape)
+    for dim in range(len(shape)):
+        if (name, dim) in cuts:
+            units = units.index_select(dim, cuts[name, dim])
+    return units.flatten()
+
+
+def _renumbered(axis: GateAxis, units: Tensor) -> GateAxis:
+    plain = torch.equal(units, torch.arange(len(units)))
+    return replace(axis, units=None if plain else units)

@@ -1,0 +1,63 @@
+"""Which module is multiplied by which gates."""
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.groups import GateAxis, Group
+from hardconcrete.gating.module_gates import ModuleGates, Multiplier
+from hardconcrete.gating.swap import swap
+
+INDEX = "index"
+"""What the names of the bank's tables begin with."""
+
+
+def put_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
+    """Gate a model by the groups that are left of a bank which had more."""
+    for name in [name for name in bank._buffers if name.startswith(INDEX)]:
+        del bank._buffers[name]
+    bank.sizes = [group.units for group in groups]
+    for module, multipliers in placements(model, groups, bank).items():
+        swap(module, ModuleGates(bank, tuple(multipliers)))
+
+
+def placements(
+    model: nn.Module, groups: tuple[Group, ...], bank: GateBank
+) -> dict[nn.Module, list[Multiplier]]:
+    """What multiplies which module; a tied parameter is gated under all of its names."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    sharing: dict[tuple[str, int | None], list[tuple[Group, GateAxis]]] = defaultdict(list)
+    for group in groups:
+        for axis in group.axes:
+            sharing[axis.parameter, axis.dim].append((group, axis))
+    placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
+    for (name, dim), own in sharing.items():
+        index = _register_index(bank, own)
+        numbers = tuple(group.index for group, _ in own)
+        for alias, tensor in parameters.items():
+            if tensor is parameters[name]:
+                path, _, attribute = alias.rpartition(".")
+                multiplier = Multiplier(attribute, dim, numbers, index, own[0][0].name)
+                owner = placed[model.get_submodule(path)]
+                if not any((m.parameter, m.dim) == (attribute, dim) for m in owner):
+                    owner.append(multiplier)
+    return dict(placed)
+
+
+def _register_index(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> str | None:
+    """The gate of every index where it is not one each: the last one stands for no gate."""
+    if len(own) == 1 and own[0][1].units is None:
+        return None
+    last = sum(group.units for group, _ in own)
+    first = own[0][1].units
+    index = torch.full((own[0][0].units if first is None else len(first),), last)
+    start = 0
+    for group, axis in own:
+        units = torch.arange(group.units) if axis.units is None else axis.units
+        index = torch.where(units >= 0, units + start, index)
+        start += group.units
+    name = f"{INDEX}{len(list(bank.buffers()))}"
+    bank.register_buffer(name, index.to(bank.log_alpha.device), persistent=False)
+    return name
