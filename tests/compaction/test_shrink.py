@@ -545,6 +545,13 @@ def test_what_gates_learn_together_goes_on_and_what_each_learns_is_refused() -> 
                 hc.shrink(gated, None, pays=0)
 
 
+def test_a_model_with_a_latency_table_is_refused() -> None:
+    gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.zeros(1, 4))
+    gated._latency = object()
+    with pytest.raises(ArgumentError, match="call measure_latency afterwards"):
+        hc.shrink(gated, None)
+
+
 def test_it_is_for_gated_models_between_steps() -> None:
     with pytest.raises(ArgumentError, match="takes what attach_gates returned, not a Linear"):
         hc.shrink(nn.Linear(2, 2), None)  # type: ignore[arg-type]
