@@ -211,6 +211,9 @@ Lam = Annotated[
     typer.Option(help="Lambda times N: one number, 0.1 by default, or one per group."),
 ]
 Seeds = Annotated[list[int], typer.Option(help="Seeds, trained side by side: --seeds 0 1 2.")]
+Shrink = Annotated[
+    int, typer.Option(min=0, help="Remove units shut for so many epochs while training; 0: never.")
+]
 Epochs = Annotated[int, typer.Option(min=1, help="Passes over the training images.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
 Data = Annotated[
@@ -282,6 +285,7 @@ def add_row(network: str, help_text: str) -> None:
         params: Params = None,
         seeds: Seeds = [0],  # noqa: B006  (typer copies it)
         epochs: Epochs = 200,
+        shrink: Shrink = 0,
         device: Device = "auto",
         out: Runs = Path("runs"),
         data: Data = None,
@@ -289,7 +293,7 @@ def add_row(network: str, help_text: str) -> None:
         resume: Resume = False,
     ) -> None:
         where = {"out": out, "data": data, "device": device, "resume": resume}
-        settings = {"epochs": epochs, "validate": validate}
+        settings = {"epochs": epochs, "validate": validate, "shrink": shrink}
         reproduce_row(network, lam, {"macs": macs, "params": params}, seeds, settings, **where)
 
 
@@ -378,6 +382,7 @@ def reproduce_wrn(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
     epochs: Epochs = 200,
+    shrink: Shrink = 0,
     faithful: Annotated[
         bool, typer.Option("--faithful", help="Gates before the norm, two draws per batch.")
     ] = False,
@@ -401,6 +406,7 @@ def reproduce_wrn(
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
         setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}
         flags: Any = {"epochs": epochs, "faithful": faithful, "validate": validate}
+        flags["shrink"] = shrink
         experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}

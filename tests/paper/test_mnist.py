@@ -32,6 +32,13 @@ def test_a_row_is_trained_tested_once_and_written(opened: list[str], tmp_path: P
     assert opened == ["train", "test"]
 
 
+@pytest.mark.usefixtures("opened")
+def test_a_row_may_shrink_while_it_is_trained(tmp_path: Path) -> None:
+    (result,) = run(Experiment("mlp", (50.0,), epochs=3, shrink=1), out=tmp_path, device="cpu")
+    assert [*result.curve] == ["1", "2", "3"]
+    assert result.curve["3"] == result.error
+
+
 def test_validation_never_opens_the_test_set(
     opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

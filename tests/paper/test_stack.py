@@ -152,6 +152,36 @@ def test_a_budget_is_resumed_bit_identically_and_is_not_stacked(noise: Images) -
         Engine([budgeted(), budgeted()], noise, stacked=True)
 
 
+def test_training_gets_smaller_and_is_resumed_where_it_was(noise: Images) -> None:
+    def shrinking() -> Learner:
+        one = learner(Experiment("lenet5", (0.1,), epochs=5, shrink=2), 0, 60, CPU)
+        one.recipe = Recipe(epochs=5, batch_size=20, shrink=2)
+        with torch.no_grad():
+            one.model.gates.log_alpha[:12] = -12.0  # 12 of the 20 maps of conv1
+        one.average.module.load_state_dict(one.model.state_dict())
+        return one
+
+    whole, first, second = shrinking(), shrinking(), shrinking()
+    engine = Engine([whole], noise)
+    sizes = [whole.model.model.conv1.out_channels for _ in engine]
+    assert sizes == [20, 8, 8, 8, 8]
+    assert whole.averaged.model.conv1.out_channels == 8
+    small = hc.compact(whole.averaged)
+    assert small.conv1.out_channels == 8
+    engine = Engine([first], noise)
+    for epoch in engine:
+        if epoch == 3:
+            break
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    engine = Engine([second], noise)
+    second.restore(saved)
+    engine.build()
+    engine.done = 3
+    list(engine)
+    for name, tensor in whole.state().items():
+        assert torch.equal(tensor, second.state()[name]), name
+
+
 def test_gates_are_clamped_after_each_step(noise: Images) -> None:
     (one,) = networks(Experiment("mlp", quirks=("clamp",)), range(1))
     with torch.no_grad():

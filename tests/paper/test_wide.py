@@ -46,6 +46,7 @@ def small(**settings: object) -> WideExperiment:
         small(dataset="cifar100"),
         small(faithful=True),
         small(variant="budget"),
+        small(variant="budget", shrink=1),
         WideExperiment(network="resnet-8", epochs=1),
         WideExperiment(network="preact-8", epochs=1, variant="dense"),
     ],

@@ -69,12 +69,16 @@ class Engine:
         self.seconds = 0.0
         self.epochs = learners[0].recipe.epochs
         device = learners[0].device
-        images, labels = data.images.to(device), data.labels.to(device)
-        parts = [learners] if stacked else [[learner] for learner in learners]
-        settings: Any = {"prepare": prepare, "compiled": compiled and device.type == "cuda"}
-        self.stacks = [Stack(part, images, labels, **settings) for part in parts]
+        self._data = data.images.to(device), data.labels.to(device)
+        self._parts = [learners] if stacked else [[learner] for learner in learners]
+        self._settings: Any = {"prepare": prepare, "compiled": compiled and device.type == "cuda"}
+        self.build()
+
+    def build(self) -> None:
+        """Get ready to step with the learners as they are: at first, and when one has shrunk."""
+        self.stacks = [Stack(part, *self._data, **self._settings) for part in self._parts]
         self.steps = self.stacks[0].steps
-        self._step = self._prepare(device)
+        self._step = self._prepare(self.learners[0].device)
 
     def __iter__(self) -> Iterator[int]:
         """Train an epoch, then yield its number."""
@@ -85,10 +89,13 @@ class Engine:
             for _ in range(self.steps):
                 self._step()
             self.losses = [loss for stack in self.stacks for loss in _means(stack)]
-            self.seconds += time.perf_counter() - start
             self.done += 1
             for learner in self.learners:
                 learner.taken = self.done * self.steps
+            shrunk = [learner.shrink() for learner in self.learners if self.done < self.epochs]
+            if any(shrunk):
+                self.build()
+            self.seconds += time.perf_counter() - start
             yield self.done
 
     def _prepare(self, device: torch.device) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.display import status
 from hardconcrete.paper.engine import Engine, answers, error_rate
 from hardconcrete.paper.experiment import NETWORKS, Experiment
+from hardconcrete.paper.experiment import learner as before_training
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.records import RunFolder
 
@@ -116,7 +117,7 @@ def examine(
                 dense_latency=latency[1],
                 tuned_error=round(error_rate(further, test), 4),
                 readouts=dict(_readouts(experiment, model, test)) if gated else {},
-                curve=dict(_curve(model, snapshots, test)),
+                curve=dict(_curve(experiment, learner, snapshots, test)),
             )
         )
     return results
@@ -167,9 +168,14 @@ def _readouts(
 
 
 def _curve(
-    model: nn.Module, snapshots: list[tuple[int, dict[str, Tensor]]], test: Images
+    experiment: Experiment,
+    learner: Learner,
+    snapshots: list[tuple[int, dict[str, Tensor]]],
+    test: Images,
 ) -> Iterator[tuple[str, float]]:
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(learner.averaged)
     for epoch, state in snapshots:
+        if experiment.shrink:  # it was larger then
+            model = before_training(experiment, learner.seed, 1, learner.device).model
         model.load_state_dict(state)
         yield str(epoch), round(error_rate(model, test), 4)

@@ -80,6 +80,7 @@ class Experiment:
             ``"budget"``.
         quirks: where to do as the authors' public code, which differs from the paper: some or all
             of ``QUIRKS``.
+        shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         macs: multiply-adds that the budget leaves, as a part of the dense ones.
         params: parameters likewise.
     """
@@ -91,6 +92,7 @@ class Experiment:
     validate: bool = False
     method: Method = "l0"
     quirks: tuple[str, ...] = ()
+    shrink: int = 0
     macs: float | None = None
     params: float | None = None
 
@@ -121,6 +123,10 @@ class Experiment:
         for seed in self.seeds:
             if not 0 <= seed < 2**31:
                 raise ArgumentError(f"--seeds {seed} must lie between 0 and 2^31")
+        if self.shrink < 0 or (self.shrink and self.method in ("dense", "dropout")):
+            raise ArgumentError(
+                f"--shrink {self.shrink}: a number of epochs, for networks with gates"
+            )
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
 
@@ -134,7 +140,8 @@ class Experiment:
         """
         method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
         method += [f"{cost}-{limit:g}" for cost, limit in self.limits.items()]
-        return "-".join([self.network, *method, *self.quirks, *["validate"] * self.validate])
+        marks = [*[f"shrink{self.shrink}"] * bool(self.shrink), *["validate"] * self.validate]
+        return "-".join([self.network, *method, *self.quirks, *marks])
 
     @property
     def limits(self) -> dict[str, float]:
@@ -168,6 +175,7 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         clamp=math.log(100) if "clamp" in quirks else None,
         divided_average="average" in quirks,
         gate_lr=GATE_LR if experiment.method == "budget" else None,
+        shrink=experiment.shrink,
     )
     if experiment.method == "budget":
         gated = with_gates(network, device)

@@ -35,6 +35,8 @@ class Recipe:
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
         draws: gates drawn for a batch, each for its part of the examples.
+        shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
+        round_to: what is left of a width is then a multiple of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
         clamp: log alpha is kept between plus and minus this after each step, as the authors' code
@@ -51,6 +53,8 @@ class Recipe:
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
     draws: int = 1
+    shrink: int = 0
+    round_to: int = 1
     bf16: bool = False
     averaging: float = 0.999
     clamp: float | None = None
@@ -144,6 +148,29 @@ class Learner:
         """Draw uniform noise for every gate, in place."""
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
 
+    def shrink(self) -> bool:
+        """Remove units that have stayed shut, if that pays; whether it did."""
+        if not self.recipe.shrink or not self.gates:
+            return False
+        how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
+        report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
+        self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
+        return bool(report)
+
+    def _shrink_as(self, state: dict[str, Tensor]) -> None:
+        """Remove what a saved learner had removed, so that its state fits."""
+        parts = {"model.": self.model, "average.": self.average.module}
+        for mark, model in parts.items():
+            model.load_state_dict(
+                {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
+            )
+        self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
+        for optimizer in self.optimizers:
+            for parameter, own in optimizer.state.items():
+                for key, value in own.items():
+                    if value.dim() and value.shape != parameter.shape:
+                        own[key] = torch.zeros_like(parameter)
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, by name; the checkpoint."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -162,6 +189,8 @@ class Learner:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Write a state back, in place."""
+        if "model.gates.checks" in state or "model.gates.original" in state:
+            self._shrink_as(state)
         own = self.state()
         for name in own.keys() ^ state.keys():
             raise DataError(f"this checkpoint is of another network: {name} is in one of them only")

@@ -61,7 +61,8 @@ def run(
 
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     network = NETWORKS[experiment.network]
-    stacked = place.type == "cuda" and experiment.method != "budget"
+    alone = experiment.method == "budget" or experiment.shrink
+    stacked = place.type == "cuda" and not alone
     engine = Engine(learners, training, stacked=stacked)
 
     def uncoupled(model: nn.Module) -> dict[str, Any]:

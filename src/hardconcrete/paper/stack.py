@@ -50,9 +50,9 @@ class Stack:
         self.learners, self.images, self.labels = learners, images, labels
         self.prepare, self.budget = prepare, learners[0].budget
         first, count = learners[0], len(learners)
-        alone = first.recipe.optimizer != "adam" or first.recipe.draws > 1
+        alone = first.recipe.optimizer != "adam" or first.recipe.draws > 1 or first.recipe.shrink
         if count > 1 and (self.budget is not None or alone):
-            raise ArgumentError("networks with budgets or SGD cannot be stacked")
+            raise ArgumentError("networks with budgets or SGD, or that shrink, cannot be stacked")
         batch = first.recipe.batch_size
         if len(labels) < batch:
             raise ArgumentError(f"{len(labels)} examples are less than a batch")

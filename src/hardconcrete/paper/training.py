@@ -85,11 +85,16 @@ def load(engine: Engine, folder: RunFolder) -> None:
     if found is None:
         return
     state, engine.done, engine.seconds = found
+    shrunk = False
     for learner in engine.learners:
         prefix = f"seed{learner.seed}."
         own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        before = learner.gates
         learner.restore(own)
         learner.taken = engine.done * engine.steps
+        shrunk = shrunk or learner.gates != before
+    if shrunk:
+        engine.build()
 
 
 def save(engine: Engine, folder: RunFolder) -> None:

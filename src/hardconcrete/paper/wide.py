@@ -1,5 +1,6 @@
 """The residual networks of table 2 on CIFAR: what can be trained, and one run of it."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -51,6 +52,8 @@ class WideExperiment:
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         seed: of weights, data and gates.
         epochs: passes over the training images.
+        shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
+            Widths stay multiples of 16.
         faithful: gates where the paper has them, before the second batch norm, and two draws per
             batch, as on its two GPUs.
         validate: hold 5,000 training images out, test on those, and never open the test set.
@@ -64,6 +67,7 @@ class WideExperiment:
     gate_lr: float | None = None
     seed: int = 0
     epochs: int = 200
+    shrink: int = 0
     faithful: bool = False
     validate: bool = False
 
@@ -99,6 +103,7 @@ class WideExperiment:
         setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
+        setting += [f"shrink{self.shrink}"] * bool(self.shrink)
         marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
         parts = [self.network, self.dataset, self.variant, *setting, *marks, f"seed{self.seed}"]
         return "-".join(parts)
@@ -206,7 +211,7 @@ def run_wide(
         hc.save(folder.small(experiment.seed), small)
     snapshots = list(folder.snapshots(experiment.seed))
     test = held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
-    plain = prepare.eval()
+    plain, few = prepare.eval(), training.take(slice(10_000))
     own = hc.count(small, torch.zeros(1, 3, 32, 32, device=place))
     seen = engine.epochs * engine.steps * learner.recipe.batch_size
     result = WideResult(
@@ -219,8 +224,8 @@ def run_wide(
         seconds=round(engine.seconds, 1),
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
-        curve=_curve(averaged, snapshots, test, plain),
-        training_curve=_curve(averaged, snapshots, training.take(slice(10_000)), plain),
+        curve=_curve(experiment, learner, snapshots, test, plain),
+        training_curve=_curve(experiment, learner, snapshots, few, plain),
     )
     folder.write(
         {
@@ -260,6 +265,8 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
         "milestones": milestones,
         "bf16": device.type == "cuda",
         "averaging": 0.99,
+        "shrink": experiment.shrink,
+        "round_to": 16,
     }
     if experiment.variant in ("dense", "dropout"):
         return Learner(experiment.variant, experiment.seed, model, Recipe(**recipe))
@@ -284,11 +291,13 @@ def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, part) for name, part in model.named_modules() if name.endswith(".conv1")]
 
 
-def _curve(model: nn.Module, snapshots: Any, test: Images, prepare: Any) -> dict[str, float]:
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    curve = {}
+def _curve(
+    experiment: WideExperiment, learner: Learner, snapshots: Any, test: Images, prepare: Any
+) -> dict[str, float]:
+    model, curve = copy.deepcopy(learner.averaged), {}
     for epoch, state in snapshots:
+        if experiment.shrink:  # it was larger then
+            model = wide_learner(experiment, 1, learner.device).model
         model.load_state_dict(state)
         curve[str(epoch)] = round(error_rate(model, test, prepare=prepare), 4)
-    model.load_state_dict(before)
     return curve
