@@ -112,13 +112,13 @@ def shrink(
         >>> model[0], gated.delivered("macs") / gated.ledger.dense[1]
         (Linear(in_features=4, out_features=2, bias=True), tensor(0.2500, dtype=torch.float64))
     """
+    rule = _Rule(below, checks, round_to, pays)
+    optimizers, copies = _optimizers(gated, optimizer), _copies(gated, averages)
     if gated._latency is not None:
         raise ArgumentError(
             "a latency table is about the widths it was measured with: shrink a model without one, "
             "and call measure_latency afterwards"
         )
-    rule = _Rule(below, checks, round_to, pays)
-    optimizers, copies = _optimizers(gated, optimizer), _copies(gated, averages)
     counted, stays = rule.applied(gated)
     present, after = gates_of(gated), None
     found = _described(gated, present[stays], pays)
