@@ -77,13 +77,13 @@ def _measured(calm: list[float], processor: list[float]) -> dict[str, Any]:
     return {"by": "none", "calls": len(calm), "measured_ms": None}
 
 
-def compare(name: str, batch: int, seconds: float) -> dict[str, Any]:
+def compare(name: str, batch: int, seconds: float, first: int) -> dict[str, Any]:
     """Predicted and measured, for every pattern of gates."""
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     gated = hc.attach_gates(make(), torch.randn(2, *shape))
     dense, models, patterns = gated.ledger.dense[1].item(), [], []
-    for seed in range(PATTERNS):
+    for seed in range(first, first + PATTERNS):
         shut_some(gated, seed)
         models.append(hc.compact(gated).eval())
         patterns.append((gated.gates.readout() > 0, gated.delivered("macs").item() / dense))
@@ -93,13 +93,13 @@ def compare(name: str, batch: int, seconds: float) -> dict[str, Any]:
         sessions.append(timed(models, torch.randn(batch, *shape), seconds / SESSIONS))
     table = min(tables, key=lambda table: table.dense)
     rows = []
-    for seed, (is_open, macs) in enumerate(patterns):
-        own = [session[seed] for session in sessions if session[seed]["measured_ms"]]
+    for k, (is_open, macs) in enumerate(patterns):
+        own = [session[k] for session in sessions if session[k]["measured_ms"]]
         best = min(own, key=lambda each: (each["by"] != "clock", each["measured_ms"]), default=None)
-        row = {"seed": seed, "macs": macs, "predicted_ms": table.delivered(is_open).item()}
+        row = {"seed": first + k, "macs": macs, "predicted_ms": table.delivered(is_open).item()}
         row |= best or {"by": "none", "calls": 0, "measured_ms": None}
         row["error"] = row["predicted_ms"] / row["measured_ms"] - 1 if best else None
-        row["all_measured_ms"] = [session[seed]["measured_ms"] for session in sessions]
+        row["all_measured_ms"] = [session[k]["measured_ms"] for session in sessions]
         rows.append(row)
     known = [abs(row["error"]) for row in rows if row["error"] is not None]
     return {
@@ -119,13 +119,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=30.0, help="at most, for each comparison")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first pattern")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     record = {"environment": environment(torch.device("cpu")), "bound": BOUND, "results": []}
     for name in NETWORKS:
         for batch in BATCHES:
-            result = compare(name, batch, arguments.seconds)
+            result = compare(name, batch, arguments.seconds, arguments.first)
             record["results"].append(result)
             print(f"\n{name}, batch {batch}: {result['table']}")
             print("seed   MACs  predicted  measured   error  calls  by")
