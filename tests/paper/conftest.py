@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from hardconcrete.paper import download, examination, mnist, table1, training
+from hardconcrete.paper import download, examination, mnist, table1, training, wide
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Recipe
 from tests.paper.published import Mirror, handler
@@ -53,4 +53,22 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(examination, "TUNING", Recipe(epochs=1))
     monkeypatch.setattr(examination, "LATENCY_REPEATS", 3)
+    return splits
+
+
+@pytest.fixture
+def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The same for CIFAR."""
+    splits: list[str] = []
+
+    def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
+        splits.append(split)
+        count = 256 if split == "train" else 40
+        generator = torch.Generator().manual_seed(len(split))
+        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        return Images(images, torch.arange(count) % classes, "noise")
+
+    monkeypatch.setattr(wide, "load_cifar", load)
+    monkeypatch.setattr(wide, "BATCHES", 2)
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     return splits

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import mnist
 from hardconcrete.paper.display import Display
-from hardconcrete.paper.experiment import NETWORKS, Experiment, gated_network
+from hardconcrete.paper.experiment import Experiment
 from hardconcrete.paper.mnist import choose_device, run
 
 
@@ -80,24 +79,6 @@ def without_seconds(lines: str) -> list[dict]:
     return parsed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"network": "vgg"}, "'vgg' is not known: mlp, lenet5"),
-        ({"network": "mlp", "lam": (1.0, 2.0)}, "one for each of fc1:in, fc2:in, fc3:in, not 2"),
-        ({"network": "mlp", "seeds": ()}, "at least one seed"),
-        ({"network": "mlp", "seeds": (1, 1)}, "each once"),
-        ({"network": "mlp", "epochs": 0}, "--epochs 0"),
-        ({"network": "mlp", "lam": (-0.1,)}, "--lam -0.1 must not be negative"),
-        ({"network": "mlp", "lam": (float("nan"),)}, "--lam nan"),
-        ({"network": "mlp", "seeds": (-1,)}, "--seeds -1"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        Experiment(**arguments)
-
-
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(ArgumentError, match="--device warp"):
         choose_device("warp")
@@ -109,17 +90,3 @@ def test_missing_data_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not in"):
         run(Experiment("mlp"), out=tmp_path / "runs", data=tmp_path / "nowhere", device="cpu")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("mlp", (300, 100, 10)), ("lenet5", (26, 501, 500, 10))]
-)
-def test_the_gates_of_the_paper(name: str, sizes: tuple[int, ...]) -> None:
-    network = NETWORKS[name]
-    gated, penalty = gated_network(network, (0.1,), 60_000, torch.device("cpu"))
-    assert tuple(group.size for group in gated.groups) == sizes
-    assert {group.name: group.units for group in gated.groups} == network.sizes
-    assert set(penalty.lam.values()) == {0.1 / 60_000}
-    for group in gated.groups:
-        start = gated.gates.log_alpha[group.slice].sigmoid().mean().item()
-        assert 1 - start == pytest.approx(network.droprate[group.name], abs=0.005)

@@ -13,8 +13,7 @@ from hardconcrete.cli import app
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import examination, table1
 from hardconcrete.paper.examination import READOUTS
-from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, gated_network, learner
-from hardconcrete.paper.gallery import gallery
+from hardconcrete.paper.experiment import Experiment
 from hardconcrete.paper.records import RunFolder
 
 
@@ -143,47 +142,6 @@ def test_the_authors_differences_are_tried_one_by_one_and_together() -> None:
     assert len(names) == 10
 
 
-def test_the_authors_bias_is_not_trained_and_lowers_the_price() -> None:
-    network, cpu = NETWORKS["lenet5"], torch.device("cpu")
-    lam = (10.0, 0.5, 0.1, 10.0)
-    gated, penalty = gated_network(network, lam, 60_000, cpu)
-    theirs, their_penalty = gated_network(network, lam, 60_000, cpu, without_bias=True)
-    sizes = {group.name: group.size for group in gated.groups}
-    assert (sizes["conv1:out"], sizes["conv2:out"]) == (26, 501)
-    ratio = {name: their_penalty.lam[name] / penalty.lam[name] for name in sizes}
-    assert ratio["conv1:out"] == pytest.approx(24 / 26)
-    assert ratio["conv2:out"] == pytest.approx(499 / 501)
-    assert ratio["fc1:in"] == ratio["fc2:in"] == 1
-    frozen = {name for name, p in theirs.model.named_parameters() if not p.requires_grad}
-    assert frozen == {"conv1.bias", "conv2.bias"}
-
-
-def test_quirks_reach_the_recipe() -> None:
-    one = learner(Experiment("mlp", quirks=tuple(QUIRKS)), 0, 100, torch.device("cpu"))
-    assert one.recipe.clamp == pytest.approx(4.60517)
-    assert one.recipe.divided_average
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"method": "l1"}, "'l1' is not known: l0, dense, dropout, budget"),
-        ({"method": "dense"}, "a dense network has no lambdas"),
-        ({"method": "budget", "lam": ()}, "a budget, and nothing else, takes macs"),
-        ({"macs": 0.5}, "a budget, and nothing else, takes macs"),
-        ({"quirks": ("luck",)}, "quirk 'luck' is not known: clamp, average, bias"),
-    ],
-)
-def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        Experiment("mlp", **arguments)
-
-
 def test_a_table_without_seeds_is_refused() -> None:
     with pytest.raises(ArgumentError, match="--seeds 0"):
         table1.experiments(0)
-
-
-def test_a_gallery_without_runs_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="hardconcrete reproduce table1"):
-        gallery(tmp_path, tmp_path)

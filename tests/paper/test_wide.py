@@ -5,33 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hardconcrete as hc
-from hardconcrete.cli import app
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper import training, wide
-from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.wide import WideExperiment, run_wide, wide_learner
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    splits: list[str] = []
-
-    def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
-        splits.append(split)
-        count = 256 if split == "train" else 40
-        generator = torch.Generator().manual_seed(len(split))
-        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-        return Images(images, torch.arange(count) % classes, "noise")
-
-    monkeypatch.setattr(wide, "load_cifar", load)
-    monkeypatch.setattr(wide, "BATCHES", 2)
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
-    return splits
 
 
 def small(**settings: object) -> WideExperiment:
@@ -53,10 +32,10 @@ def small(**settings: object) -> WideExperiment:
     ids=lambda experiment: experiment.name,
 )
 def test_every_kind_of_row_is_trained_and_tested_once(
-    experiment: WideExperiment, opened: list[str], tmp_path: Path
+    experiment: WideExperiment, opened_cifar: list[str], tmp_path: Path
 ) -> None:
     result = run_wide(experiment, out=tmp_path, device="cpu")
-    assert opened == ["train", "test"]
+    assert opened_cifar == ["train", "test"]
     assert 0 < result.error <= 100
     assert result.images_per_second > 0
     assert result.macs[0] <= result.macs[1]
@@ -65,11 +44,12 @@ def test_every_kind_of_row_is_trained_and_tested_once(
         assert result.macs[0] <= 0.5 * result.macs[1]
     record = json.loads((tmp_path / experiment.name / "record.json").read_text())
     assert record["tested_on"] == "test set"
+    assert len(record["test_opened"]) == 1
     assert run_wide(experiment, out=tmp_path, resume=True) == result
-    assert opened == ["train", "test"]
+    assert opened_cifar == ["train", "test"]
 
 
-@pytest.mark.usefixtures("opened")
+@pytest.mark.usefixtures("opened_cifar")
 @pytest.mark.parametrize("variant", ["l0", "budget", "dropout"])
 def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None:
     experiment = small(variant=variant)
@@ -80,23 +60,6 @@ def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
-
-
-@pytest.mark.usefixtures("opened")
-def test_finished_runs_become_a_table_and_a_figure(tmp_path: Path) -> None:
-    runs, out = tmp_path / "runs", tmp_path / "out"
-    for experiment in (small(), small(seed=1), small(variant="dropout", dataset="cifar100")):
-        run_wide(experiment, out=runs, device="cpu")
-    assert run_wide(small(variant="dense"), out=runs, device="cpu", minutes=0.0) is None
-    said = CliRunner().invoke(app, ["reproduce", "table2", "--runs", str(runs), "--out", str(out)])
-    assert said.exit_code == 0, said.output
-    rows = [line for line in said.output.splitlines() if line.startswith("| wrn-10-1")]
-    assert len(rows) == 2  # the unfinished one is none of them
-    assert rows[0].startswith("| wrn-10-1 | l0 0.001 | cifar10 | 2 | 2 | ")
-    said = CliRunner().invoke(app, ["reproduce", "figure4", "--runs", str(runs), "--out", str(out)])
-    assert said.exit_code == 0, said.output
-    assert "cifar100, dropout, delivered, at the end" in said.output
-    assert {file.name for file in out.iterdir()} == {"table2.md", "figure4.svg", "figure4.png"}
 
 
 def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:
@@ -111,7 +74,7 @@ def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:
     assert faithful.model.groups[0].name == "stages.0.0.conv1:out"
 
 
-@pytest.mark.usefixtures("opened")
+@pytest.mark.usefixtures("opened_cifar")
 def test_that_the_papers_setting_cannot_prune_is_said_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

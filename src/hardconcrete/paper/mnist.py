@@ -55,8 +55,7 @@ def run(
     started = time.perf_counter()
 
     def open_test() -> Images:
-        openings = [*folder.read().get("test_opened", []), environment(place)["date"]]
-        folder.write({**folder.read(), "test_opened": openings})
+        folder.note_opening()
         return held_out if experiment.validate else load_mnist("test", data)
 
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]

@@ -140,6 +140,11 @@ class RunFolder:
         """Replace the record, all at once."""
         _replace(self.record, json.dumps(record, indent=2) + "\n")
 
+    def note_opening(self) -> None:
+        """Write down that the test set is opened now."""
+        record, now = self.read(), datetime.now(UTC).isoformat(timespec="seconds")
+        self.write({**record, "test_opened": [*record.get("test_opened", []), now]})
+
     def log(self, line: dict[str, Any]) -> None:
         """Add a line of metrics."""
         with self.metrics.open("a") as file:

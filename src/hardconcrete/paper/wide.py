@@ -190,43 +190,19 @@ def run_wide(
     learner = wide_learner(experiment, len(training), place)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
-    counted = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32))
+    dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
     forecast = _forecast(learner, engine.steps) if experiment.variant == "l0" else ""
     if forecast and rank() == 0:
         say(f"note: {forecast}")
     sizes = {group.name: group.units for group in getattr(learner.model, "groups", ())}
-    if not train(engine, folder, sizes, counted.macs, minutes=minutes):
+    if not train(engine, folder, sizes, dense_macs, minutes=minutes) or rank() > 0:
         return None
-    if rank() > 0:
-        return None
-    images = torch.arange(BATCHES * learner.recipe.batch_size) % len(training)
-    batches = [prepare(training.images[part].to(place)) for part in images.split(128)]
-    averaged = learner.averaged
-    hc.recalibrate(averaged, batches)
-    gated = isinstance(averaged, hc.GatedModel)
-    small = hc.compact(averaged, budget=learner.budget) if gated else averaged
-    if learner.budget is not None:
-        hc.recalibrate(small, batches)
-    if gated:
-        hc.save(folder.small(experiment.seed), small)
-    snapshots = list(folder.snapshots(experiment.seed))
-    test = held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
-    plain, few = prepare.eval(), training.take(slice(10_000))
-    own = hc.count(small, torch.zeros(1, 3, 32, 32, device=place))
-    seen = engine.epochs * engine.steps * learner.recipe.batch_size
-    result = WideResult(
-        error=round(error_rate(small, test, prepare=plain), 4),
-        raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
-        units=averaged.units_left() if gated else (),
-        macs=(own.macs, counted.macs),
-        params=(own.params, counted.params),
-        expected_macs=averaged.expected("macs").item() if gated else counted.macs,
-        seconds=round(engine.seconds, 1),
-        images_per_second=round(seen / engine.seconds, 1),
-        peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
-        curve=_curve(experiment, learner, snapshots, test, plain),
-        training_curve=_curve(experiment, learner, snapshots, few, plain),
-    )
+
+    def open_test() -> Images:
+        folder.note_opening()
+        return held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
+
+    result = _examined(experiment, engine, prepare, training, open_test, folder)
     folder.write(
         {
             **folder.read(),
@@ -237,6 +213,47 @@ def run_wide(
         }
     )
     return result
+
+
+def _examined(
+    experiment: WideExperiment,
+    engine: Engine,
+    prepare: Preparation,
+    training: Images,
+    open_test: Callable[[], Images],
+    folder: RunFolder,
+) -> WideResult:
+    """Estimate batch norms, compact and save; then open the test set, and test."""
+    (learner,) = engine.learners
+    place, averaged = learner.device, copy.deepcopy(learner.averaged)
+    rows = torch.arange(BATCHES * learner.recipe.batch_size) % len(training)
+    batches = [prepare(training.images[part].to(place)) for part in rows.split(128)]
+    hc.recalibrate(averaged, batches)
+    small = averaged
+    if isinstance(averaged, hc.GatedModel):
+        small = hc.compact(averaged, budget=learner.budget)
+        if learner.budget is not None:  # other units than the readout's may be open
+            hc.recalibrate(small, batches)
+        hc.save(folder.small(experiment.seed), small)
+    image = torch.zeros(1, 3, 32, 32)
+    own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
+    snapshots = list(folder.snapshots(experiment.seed))
+    plain, few, test = prepare.eval(), training.take(slice(10_000)), open_test()
+    gated = isinstance(averaged, hc.GatedModel)
+    seen = engine.epochs * engine.steps * learner.recipe.batch_size
+    return WideResult(
+        error=round(error_rate(small, test, prepare=plain), 4),
+        raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
+        units=averaged.units_left() if gated else (),
+        macs=(own.macs, dense.macs),
+        params=(own.params, dense.params),
+        expected_macs=averaged.expected("macs").item() if gated else dense.macs,
+        seconds=round(engine.seconds, 1),
+        images_per_second=round(seen / engine.seconds, 1),
+        peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
+        curve=_curve(experiment, learner, snapshots, test, plain),
+        training_curve=_curve(experiment, learner, snapshots, few, plain),
+    )
 
 
 def _forecast(learner: Learner, steps: int) -> str:

@@ -1,0 +1,75 @@
+"""What can be trained on MNIST, and what cannot."""
+
+import pytest
+import torch
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, gated_network, learner
+
+
+def test_the_authors_bias_is_not_trained_and_lowers_the_price() -> None:
+    network, cpu = NETWORKS["lenet5"], torch.device("cpu")
+    lam = (10.0, 0.5, 0.1, 10.0)
+    gated, penalty = gated_network(network, lam, 60_000, cpu)
+    theirs, their_penalty = gated_network(network, lam, 60_000, cpu, without_bias=True)
+    sizes = {group.name: group.size for group in gated.groups}
+    assert (sizes["conv1:out"], sizes["conv2:out"]) == (26, 501)
+    ratio = {name: their_penalty.lam[name] / penalty.lam[name] for name in sizes}
+    assert ratio["conv1:out"] == pytest.approx(24 / 26)
+    assert ratio["conv2:out"] == pytest.approx(499 / 501)
+    assert ratio["fc1:in"] == ratio["fc2:in"] == 1
+    frozen = {name for name, p in theirs.model.named_parameters() if not p.requires_grad}
+    assert frozen == {"conv1.bias", "conv2.bias"}
+
+
+def test_quirks_reach_the_recipe() -> None:
+    one = learner(Experiment("mlp", quirks=tuple(QUIRKS)), 0, 100, torch.device("cpu"))
+    assert one.recipe.clamp == pytest.approx(4.60517)
+    assert one.recipe.divided_average
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "l1"}, "'l1' is not known: l0, dense, dropout, budget"),
+        ({"method": "dense"}, "a dense network has no lambdas"),
+        ({"method": "budget", "lam": ()}, "a budget, and nothing else, takes macs"),
+        ({"macs": 0.5}, "a budget, and nothing else, takes macs"),
+        ({"quirks": ("luck",)}, "quirk 'luck' is not known: clamp, average, bias"),
+    ],
+)
+def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Experiment("mlp", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"network": "vgg"}, "'vgg' is not known: mlp, lenet5"),
+        ({"network": "mlp", "lam": (1.0, 2.0)}, "one for each of fc1:in, fc2:in, fc3:in, not 2"),
+        ({"network": "mlp", "seeds": ()}, "at least one seed"),
+        ({"network": "mlp", "seeds": (1, 1)}, "each once"),
+        ({"network": "mlp", "epochs": 0}, "--epochs 0"),
+        ({"network": "mlp", "lam": (-0.1,)}, "--lam -0.1 must not be negative"),
+        ({"network": "mlp", "lam": (float("nan"),)}, "--lam nan"),
+        ({"network": "mlp", "seeds": (-1,)}, "--seeds -1"),
+    ],
+)
+def test_impossible_numbers_are_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Experiment(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("mlp", (300, 100, 10)), ("lenet5", (26, 501, 500, 10))]
+)
+def test_the_gates_of_the_paper(name: str, sizes: tuple[int, ...]) -> None:
+    network = NETWORKS[name]
+    gated, penalty = gated_network(network, (0.1,), 60_000, torch.device("cpu"))
+    assert tuple(group.size for group in gated.groups) == sizes
+    assert {group.name: group.units for group in gated.groups} == network.sizes
+    assert set(penalty.lam.values()) == {0.1 / 60_000}
+    for group in gated.groups:
+        start = gated.gates.log_alpha[group.slice].sigmoid().mean().item()
+        assert 1 - start == pytest.approx(network.droprate[group.name], abs=0.005)
