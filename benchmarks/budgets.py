@@ -145,8 +145,10 @@ def train(task: Task, fraction: float | None, seed: int, device: torch.device) -
     groups = hc.parameter_groups(gated, LR, GATE_LR)
     path = _loop(task, gated, groups, budget, device)
     seconds = time.perf_counter() - start
-    hc.recalibrate(gated, [task.batch()[0] for _ in range(50)])
+    batches = [task.batch()[0] for _ in range(50)]
+    hc.recalibrate(gated, batches)
     small = hc.compact(gated, budget=budget)
+    hc.recalibrate(small, batches)  # other units than the readout's may be open
     (delivered,) = budget.delivered().values()
     counted = hc.count(small, task.example), hc.count(task.build(), task.example.cpu())
     kept = hc.CompactionPlan.of(small).groups.values()

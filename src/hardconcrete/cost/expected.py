@@ -15,9 +15,6 @@ from torch import Tensor
 KINDS = ("params", "macs", "weight_bytes")
 """The costs of a ledger, in the order of its results; as ``count`` counts them."""
 
-ROUNDS = 16
-"""Through how many layers it is followed what a layer with nothing left takes along."""
-
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
@@ -43,6 +40,7 @@ class Ledger:
         others: for each axis of a gated parameter the other axes of it.
         sources: by which of these, or by something without gates at the end, the units of a group
             are read, and by which they are made.
+        rounds: through how many layers a layer with nothing left can take others along.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
         constant: what no term has.
@@ -63,6 +61,7 @@ class Ledger:
     arriving: Tensor
     others: Tensor
     sources: Tensor
+    rounds: int
     factors: Tensor
     prices: Tensor
     constant: Tensor
@@ -129,7 +128,7 @@ class Ledger:
     def _reached(self, some: Tensor) -> Tensor:
         """Whether something reads and something makes the units of each strand."""
         reached = torch.ones_like(some)
-        for _ in range(min(len(self.others), ROUNDS)):
+        for _ in range(self.rounds):
             axes = (self._sizes(some * reached) > 0).double()
             rest = _then_one(_product(_then_one(axes)[self.others]))
             groups = (self.sources @ rest > 0).all(0)  # read, and made
@@ -144,8 +143,9 @@ class Ledger:
 
     def to(self, device: torch.device) -> "Ledger":
         """The same on another device."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in tensors.items() if v is not None})
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
 def _then_one(values: Tensor) -> Tensor:

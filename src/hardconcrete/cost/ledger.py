@@ -25,6 +25,10 @@ INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
 
 
+ROUNDS = 16
+"""Through how many layers it is followed, at most, what a layer with nothing left takes along."""
+
+
 @dataclass(frozen=True)
 class Strand:
     """Indices of one group, each with two formulas: what it needs, and what its unit needs."""
@@ -208,7 +212,7 @@ class Writer:
                         finer = ("spread", max(a, b))  # whole groups come first
                         self.terms.append((tuple(m * n * p for p in prices), [finer, *rest]))
 
-    def _needs(self) -> dict[str, Tensor]:
+    def _needs(self) -> dict[str, Any]:
         """Clauses of several gates come first; then every gate is one."""
         wide = dict.fromkeys(c for formula in self.formulas for c in formula if len(c) > 1)
         number = {clause: k for k, clause in enumerate(wide)}
@@ -228,7 +232,7 @@ class Writer:
             "members": members,
         }
 
-    def _sizes(self) -> dict[str, Tensor]:
+    def _sizes(self) -> dict[str, Any]:
         rows, strands = len(self.rows), len(self.strands)
         times = torch.zeros(rows, strands, dtype=torch.float64)
         for row, number in self.rows.items():
@@ -245,7 +249,7 @@ class Writer:
             "owners": torch.tensor([s.group for s in self.strands], dtype=torch.int64),
         }
 
-    def _reach(self) -> dict[str, Tensor]:
+    def _reach(self) -> dict[str, Any]:
         """Which axes of gated parameters read and make the groups; the last stands for others."""
         tensors = {name for name, _ in self.gates}
         places = [place for place in self.arriving if place[0] in tensors]
@@ -261,16 +265,34 @@ class Writer:
                     makers[k, at] = 1
         sources[..., -1] += sources.sum(2) == 0
         others = [
-            [
-                self.rows[self._kept((name, d))]
-                for tensor, d in places
-                if tensor == name and d != dim
-            ]
+            [self._kept((name, d)) for tensor, d in places if tensor == name and d != dim]
             for name, dim in places
         ]
-        return {"others": padded(others), "sources": sources}
+        numbers = [[self.rows[row] for row in rows] for rows in others]
+        rounds = min(len(self._mortal(others, sources)), ROUNDS)
+        return {"others": padded(numbers), "sources": sources, "rounds": rounds}
 
-    def _factors(self) -> dict[str, Tensor]:
+    def _mortal(self, others: Sequence[Sequence[Row]], sources: Tensor) -> set[int]:
+        """The groups that go when something else is left with nothing."""
+        always = self.formulas.get(frozenset())
+        gated = [all(need != always for need, _ in strand.indices) for strand in self.strands]
+        mortal = set[int]()
+        while True:
+
+            def empties(row: Row, dead: set[int] = mortal) -> bool:
+                strands = [k for k, _ in row.strands]
+                return not row.base and all(
+                    gated[k] or self.strands[k].group in dead for k in strands
+                )
+
+            lasts = torch.tensor([not any(map(empties, rows)) for rows in others] + [True])
+            ends = (sources.bool() & lasts).any(2).logical_not().any(0)  # unread, or unmade
+            found = set(ends.nonzero().flatten().tolist())
+            if found == mortal:
+                return mortal
+            mortal = found
+
+    def _factors(self) -> dict[str, Any]:
         start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.strands)}
         factors = [[start[kind] + k for kind, k in term] for _, term in self.terms]
         prices = _numbers([prices for prices, _ in self.terms]).T

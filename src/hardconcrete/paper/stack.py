@@ -48,10 +48,10 @@ class Stack:
         compiled: bool,
     ) -> None:
         self.learners, self.images, self.labels = learners, images, labels
-        self.prepare, self.budget = prepare, learners[0].budget
+        self.prepare = prepare
         first, count = learners[0], len(learners)
         alone = first.recipe.optimizer != "adam" or first.recipe.draws > 1 or first.recipe.shrink
-        if count > 1 and (self.budget is not None or alone):
+        if count > 1 and (first.budget is not None or alone):
             raise ArgumentError("networks with budgets or SGD, or that shrink, cannot be stacked")
         batch = first.recipe.batch_size
         if len(labels) < batch:
@@ -71,6 +71,8 @@ class Stack:
         self._update_average = get_ema_multi_avg_fn(first.recipe.averaging)
         self._compiled: Callable[..., Any] | None = None
         self._compile, self._bf16 = compiled, first.recipe.bf16
+        follow = None if first.budget is None else first.budget.step
+        self._follow_budget = torch.compile(follow) if follow and compiled else follow
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""
@@ -116,8 +118,8 @@ class Stack:
         if bound is not None and self.noise is not None:
             with torch.no_grad():
                 self.parameters["gates.log_alpha"].clamp_(-bound, bound)
-        if self.budget is not None:
-            self.budget.step()
+        if self._follow_budget is not None:
+            self._follow_budget()
         current, averages = list(self.parameters.values()), list(self.averages.values())
         self._update_average(averages, current, self.done)
         self.done.add_(1)

@@ -139,6 +139,7 @@ class WideResult:
         seconds: of training.
         images_per_second: of training, over all epochs.
         peak_memory: bytes on the GPU; None on a CPU.
+        latency: milliseconds of the dense and of the compacted network, by device and batch.
         curve: test error of the averaged network by epoch, from what was saved while it trained.
         training_curve: its error on 10,000 training images, likewise.
     """
@@ -152,6 +153,7 @@ class WideResult:
     seconds: float
     images_per_second: float
     peak_memory: int | None
+    latency: dict[str, tuple[float, float]]
     curve: dict[str, float]
     training_curve: dict[str, float]
 
@@ -159,7 +161,8 @@ class WideResult:
     def of(cls, row: dict[str, Any]) -> Self:
         """From a record."""
         pairs = {key: tuple(row[key]) for key in ("units", "macs", "params")}
-        return cls(**{**row, **pairs})
+        latency = {key: tuple(pair) for key, pair in row["latency"].items()}
+        return cls(**{**row, **pairs, "latency": latency})
 
 
 def run_wide(
@@ -251,9 +254,29 @@ def _examined(
         seconds=round(engine.seconds, 1),
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
+        latency=_latency(experiment, small, place),
         curve=_curve(experiment, learner, snapshots, test, plain),
         training_curve=_curve(experiment, learner, snapshots, few, plain),
     )
+
+
+def _latency(
+    experiment: WideExperiment, small: nn.Module, place: torch.device
+) -> dict[str, tuple[float, float]]:
+    """Of the dense and the compacted network in turn, each in its fastest layout."""
+    found = {}
+    settings = [("cpu", torch.float32, 1)]
+    if place.type == "cuda":
+        settings.append(("cuda", torch.bfloat16, 128))
+    for kind, dtype, batch in settings:
+        dense, after = (copy.deepcopy(each).to(kind, dtype) for each in (experiment.build(), small))
+        images = torch.zeros(batch, 3, 32, 32, device=kind, dtype=dtype)
+        both = ("contiguous", "channels_last")
+        report = hc.measure(dense, after, images, batches=[batch], repeats=10, layouts=both)
+        words = f"{kind}, {str(dtype).removeprefix('torch.')}, batch {batch}"
+        (time,) = report.latencies
+        found[words] = round(time.before_ms, 4), round(time.after_ms, 4)
+    return found
 
 
 def _forecast(learner: Learner, steps: int) -> str:
