@@ -382,6 +382,9 @@ def reproduce_wrn(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
     epochs: Epochs = 200,
+    noise: Annotated[
+        bool, typer.Option("--noise", help="What a budget leaves is still dropped now and then.")
+    ] = False,
     shrink: Shrink = 0,
     faithful: Annotated[
         bool, typer.Option("--faithful", help="Gates before the norm, two draws per batch.")
@@ -406,7 +409,7 @@ def reproduce_wrn(
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
         setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}
         flags: Any = {"epochs": epochs, "faithful": faithful, "validate": validate}
-        flags["shrink"] = shrink
+        flags |= {"noise": noise, "shrink": shrink}
         experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}

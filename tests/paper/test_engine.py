@@ -108,6 +108,18 @@ def test_a_state_of_another_network_is_refused(digits: Images) -> None:
         one.restore(state)
 
 
+def test_building_anew_must_pay(digits: Images) -> None:
+    engine = Engine([learner()], digits)
+    assert engine._worth(1.0) == 0.1  # nothing is compiled here, building is cheap
+    engine._settings["compiled"] = True
+    engine.epochs, engine.done, engine.seconds_to_build = 200, 40, 30.0
+    assert engine._worth(4.0) == pytest.approx(3 * 30 / (0.5 * 160 * 4))
+    engine.done = 190
+    assert engine._worth(4.0) == 1.0  # 20 seconds are to be had, at most
+    engine.done = 200
+    assert engine._worth(4.0) == 1.0
+
+
 def test_learners_need_the_same_pace(digits: Images) -> None:
     with pytest.raises(ArgumentError, match="same epochs and batch size"):
         Engine([learner(epochs=1), learner(epochs=2)], digits)

@@ -26,6 +26,12 @@ def test_other_settings_cannot_continue_it(folder: RunFolder) -> None:
         folder.begin({"seed": 0, "epochs": 4}, resume=True)
 
 
+def test_a_record_from_before_an_option_existed_has_it_off(folder: RunFolder) -> None:
+    folder.refuse_others({**folder.read()["settings"], "shrink": 0, "macs": None})
+    with pytest.raises(ArgumentError, match="shrink=None, which cannot go on with 3"):
+        folder.refuse_others({**folder.read()["settings"], "shrink": 3})
+
+
 def test_checkpoints_come_back_and_later_metrics_go(folder: RunFolder) -> None:
     assert folder.load() is None
     for epoch in (1, 2, 3):

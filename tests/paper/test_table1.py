@@ -16,6 +16,8 @@ from hardconcrete.paper.examination import READOUTS
 from hardconcrete.paper.experiment import Experiment
 from hardconcrete.paper.records import RunFolder
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 
 def call(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["reproduce", *arguments])
@@ -145,3 +147,13 @@ def test_the_authors_differences_are_tried_one_by_one_and_together() -> None:
 def test_a_table_without_seeds_is_refused() -> None:
     with pytest.raises(ArgumentError, match="--seeds 0"):
         table1.experiments(0)
+
+
+@pytest.mark.parametrize("faithful", [False, True])
+def test_the_committed_records_redraw_the_table(tmp_path: Path, faithful: bool) -> None:
+    results, name = RESULTS, "table1-faithful" if faithful else "table1"
+    rows = table1.train(table1.experiments(faithful=faithful), runs=results / "table1")
+    table1.write(rows, tmp_path, name)
+    for suffix in ("csv", "md"):
+        made, kept = (folder / f"{name}.{suffix}" for folder in (tmp_path, results))
+        assert made.read_text() == kept.read_text()

@@ -1,6 +1,7 @@
 """Rows of table 2 at a small size, on a few made-up images."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import torch
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
+from hardconcrete.paper import wide
+from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
+from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.wide import WideExperiment, run_wide, wide_learner
 
 CPU = torch.device("cpu")
@@ -25,7 +29,7 @@ def small(**settings: object) -> WideExperiment:
         small(dataset="cifar100"),
         small(faithful=True),
         small(variant="budget"),
-        small(variant="budget", shrink=1),
+        small(variant="budget", shrink=1, noise=True),
         WideExperiment(network="resnet-8", epochs=1),
         WideExperiment(network="preact-8", epochs=1, variant="dense"),
     ],
@@ -95,6 +99,20 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     assert rates[-1] == pytest.approx(5e-3)
     assert rates[0] == pytest.approx(0.1 * 0.2**2)
     assert isinstance(one.budget, hc.Budget)
+    assert one.budget.warmup == pytest.approx(0.2 * 2 * 390, abs=1)
+
+
+@pytest.mark.usefixtures("opened_cifar")
+def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
+    highest = {}
+    for noise in (False, True):
+        experiment = small(variant="budget", noise=noise, gate_lr=0.5)
+        one = wide_learner(experiment, 256, CPU)
+        images = wide.load_cifar(10, "train", None)
+        engine = Engine([one], images, prepare=Preparation(CIFAR_STATISTICS[10]))
+        assert list(engine) == [1, 2]
+        highest[noise] = one.model.gates.log_alpha.max().item()
+    assert highest[True] <= math.log(0.7 / 0.3) + 1e-6 < highest[False]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +126,7 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
         ({"epochs": 0}, "--epochs 0"),
         ({"lam": -1.0}, "--lam -1.0"),
         ({"variant": "dense", "faithful": True}, "--faithful is about gates"),
+        ({"variant": "l0", "noise": True}, "--noise is about what a budget leaves"),
     ],
 )
 def test_impossible_rows_are_refused(settings: dict, words: str) -> None:

@@ -76,9 +76,13 @@ class Engine:
 
     def build(self) -> None:
         """Get ready to step with the learners as they are: at first, and when one has shrunk."""
+        start = time.perf_counter()
+        if self._settings["compiled"]:
+            torch._dynamo.reset()  # what was compiled for larger networks; there is room for few
         self.stacks = [Stack(part, *self._data, **self._settings) for part in self._parts]
         self.steps = self.stacks[0].steps
         self._step = self._prepare(self.learners[0].device)
+        self.seconds_to_build = time.perf_counter() - start
 
     def __iter__(self) -> Iterator[int]:
         """Train an epoch, then yield its number."""
@@ -92,11 +96,25 @@ class Engine:
             self.done += 1
             for learner in self.learners:
                 learner.taken = self.done * self.steps
-            shrunk = [learner.shrink() for learner in self.learners if self.done < self.epochs]
+            pays = self._worth(time.perf_counter() - start)
+            shrunk = [learner.shrink(pays) for learner in self.learners if pays < 1]
             if any(shrunk):
                 self.build()
             self.seconds += time.perf_counter() - start
             yield self.done
+
+    def _worth(self, seconds: float) -> float:
+        """The part of the multiply-adds to be saved before a network is built anew.
+
+        By what an epoch takes: of what they promise the clock sees half, and shrinking again and
+        again would cost more than waiting, so one shall bring in three times what it costs.
+        """
+        if self.done == self.epochs:
+            return 1.0
+        if not self._settings["compiled"]:
+            return 0.1
+        left = (self.epochs - self.done) * seconds
+        return min(1.0, max(0.1, 3 * self.seconds_to_build / (0.5 * left)))
 
     def _prepare(self, device: torch.device) -> Callable[[], None]:
         """Create the optimisers' state, undo that, and capture a step where there is a GPU."""

@@ -82,7 +82,7 @@ def examine(
     """Compact, save, tune and time every network; then open the test set, and test."""
     small = [_small(learner, folder) for learner in learners]
     tuned = _tuned(learners, small, training)
-    times = [_latencies(experiment, model) for model in small]
+    times = [latencies(experiment, model) for model in small]
     kept = [list(folder.snapshots(learner.seed)) for learner in learners]
     test = open_test()
     network = NETWORKS[experiment.network]
@@ -144,7 +144,7 @@ def _tuned(learners: list[Learner], small: list[nn.Module], training: Images) ->
     return [student.averaged for student in students]
 
 
-def _latencies(experiment: Experiment, small: nn.Module) -> tuple[float, float]:
+def latencies(experiment: Experiment, small: nn.Module) -> tuple[float, float]:
     """Milliseconds of the small and of the dense network on the CPU, called in turn."""
     pair = copy.deepcopy(small).cpu().eval(), NETWORKS[experiment.network].build().eval()
     images = torch.rand(LATENCY_BATCH, 1, 28, 28)

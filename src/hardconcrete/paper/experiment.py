@@ -172,7 +172,7 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     network, quirks = NETWORKS[experiment.network], experiment.quirks
     recipe = Recipe(
         epochs=experiment.epochs,
-        clamp=math.log(100) if "clamp" in quirks else None,
+        clamp=(-math.log(100), math.log(100)) if "clamp" in quirks else None,
         divided_average="average" in quirks,
         gate_lr=GATE_LR if experiment.method == "budget" else None,
         shrink=experiment.shrink,

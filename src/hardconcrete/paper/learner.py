@@ -39,8 +39,8 @@ class Recipe:
         round_to: what is left of a width is then a multiple of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
-        clamp: log alpha is kept between plus and minus this after each step, as the authors' code
-            does with log 100; no bound by default.
+        clamp: log alpha is kept between these two after each step, as the authors' code does with
+            minus and plus log 100; no bounds by default.
         divided_average: the average, which starts at the initial weights, is also divided by
             1 - decay^steps, as the authors' code does.
     """
@@ -57,7 +57,7 @@ class Recipe:
     round_to: int = 1
     bf16: bool = False
     averaging: float = 0.999
-    clamp: float | None = None
+    clamp: tuple[float, float] | None = None
     divided_average: bool = False
 
     def rate(self, epoch: int) -> float:
@@ -148,11 +148,11 @@ class Learner:
         """Draw uniform noise for every gate, in place."""
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
 
-    def shrink(self) -> bool:
-        """Remove units that have stayed shut, if that pays; whether it did."""
+    def shrink(self, pays: float = 0.1) -> bool:
+        """Remove units that have stayed shut, if that saves such a part of the multiply-adds."""
         if not self.recipe.shrink or not self.gates:
             return False
-        how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
+        how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to, "pays": pays}
         report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
         self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
         return bool(report)

@@ -119,10 +119,13 @@ class RunFolder:
             )
 
     def refuse_others(self, settings: dict[str, Any]) -> None:
-        """Refuse a folder that holds a run with other settings."""
+        """Refuse a folder that holds a run with other settings.
+
+        What a record does not name was not there yet when it was made, and so was off.
+        """
         before = self.read()["settings"] if self.record.exists() else settings
         for key in {*before, *settings}:
-            if before.get(key) != settings.get(key):
+            if (before.get(key) or None) != (settings.get(key) or None):
                 raise ArgumentError(
                     f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
                     f"with {settings.get(key)!r}; choose another folder for the runs, or delete it"

@@ -72,7 +72,7 @@ class Stack:
         self._compiled: Callable[..., Any] | None = None
         self._compile, self._bf16 = compiled, first.recipe.bf16
         follow = None if first.budget is None else first.budget.step
-        self._follow_budget = torch.compile(follow) if follow and compiled else follow
+        self._follow_budget = _compiled(follow) if follow and compiled else follow
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""
@@ -114,10 +114,10 @@ class Stack:
             parameter.grad = gradient
         for optimizer in self.optimizers:
             optimizer.step()
-        bound = self.learners[0].recipe.clamp
-        if bound is not None and self.noise is not None:
+        bounds = self.learners[0].recipe.clamp
+        if bounds is not None and self.noise is not None:
             with torch.no_grad():
-                self.parameters["gates.log_alpha"].clamp_(-bound, bound)
+                self.parameters["gates.log_alpha"].clamp_(*bounds)
         if self._follow_budget is not None:
             self._follow_budget()
         current, averages = list(self.parameters.values()), list(self.averages.values())
@@ -142,11 +142,11 @@ class Stack:
         if not self._compile:
             return gradients(self._trained, *batch)  # type: ignore[no-any-return]
         if len(self.learners) == 1:
-            self._compiled = self._compiled or torch.compile(self._losses)
+            self._compiled = self._compiled or _compiled(self._losses)
             losses = self._compiled(*batch)
             return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
         if self._compiled is None:  # traced through vmap and autograd, which dynamo would break at
-            self._compiled = torch.compile(make_fx(gradients)(self._trained, *batch))
+            self._compiled = _compiled(make_fx(gradients)(self._trained, *batch))
         with torch.no_grad():
             return self._compiled(self._trained, *batch)  # type: ignore[no-any-return]
 
@@ -186,6 +186,11 @@ class Stack:
                 learner.optimizers[0].state[own] = {
                     key: value[index] if value.dim() else value for key, value in state.items()
                 }
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
+    return torch.compile(function, dynamic=False)
 
 
 def world() -> int:

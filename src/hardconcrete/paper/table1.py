@@ -214,14 +214,16 @@ def markdown(rows: Sequence[Row]) -> str:
     seeds = len(experiment.seeds)
     commits = " and ".join(dict.fromkeys(str(row.record["environment"]["commit"]) for row in rows))
     quirks = dict.fromkeys(quirk for row in rows for quirk in row.experiment.quirks)
+    timed, threads = rows[0].record.get("timed"), f"{about['threads']} threads"
+    where = timed["device"] if timed else f"the CPU of that machine, {threads}"
     parts = [
         "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
         f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
         f"tested on: {rows[0].record['tested_on']}. Median, and from the smallest to the largest. "
         "Error, parameters, multiply-adds and latency are those of the compacted network; units "
         "are gates that are left, as the paper counts. "
-        f"{about['device']}, torch {about['torch']}, commit {commits}; latency on the CPU "
-        f"of that machine, {about['threads']} threads, {LATENCY_BATCH} images.\n",
+        f"{about['device']}, torch {about['torch']}, commit {commits}; latency on "
+        f"{where}, {LATENCY_BATCH} images.\n",
         *(f"- {quirk}: {QUIRKS[quirk]}" for quirk in quirks),
         *[""] * bool(quirks),
     ]

@@ -34,6 +34,8 @@ GATE_LR = 5e-3
 """Of the gates under a budget."""
 SCHEDULE = (0.3, 0.6, 0.8)
 """Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
+WARMUP = 0.2
+"""Part of the training in which a budget comes down; with what is removed the rest is cheaper."""
 BATCHES = 100
 """Of training images, on which the batch norms of the averaged network are estimated."""
 
@@ -52,6 +54,8 @@ class WideExperiment:
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         seed: of weights, data and gates.
         epochs: passes over the training images.
+        noise: whether units that a budget leaves open go on to be dropped as often as at the start,
+            instead of settling: log alpha is kept from growing.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
             Widths stay multiples of 16.
         faithful: gates where the paper has them, before the second batch norm, and two draws per
@@ -67,6 +71,7 @@ class WideExperiment:
     gate_lr: float | None = None
     seed: int = 0
     epochs: int = 200
+    noise: bool = False
     shrink: int = 0
     faithful: bool = False
     validate: bool = False
@@ -80,6 +85,8 @@ class WideExperiment:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
         if not 0 <= self.lam < math.inf:
             raise ArgumentError(f"--lam {self.lam} must not be negative or infinite")
+        if self.noise and self.variant != "budget":
+            raise ArgumentError("--noise is about what a budget leaves: --variant budget")
         if self.faithful and self.variant != "l0":
             raise ArgumentError("--faithful is about gates under a lambda: --variant l0")
         if not 0 <= self.seed < 2**31:
@@ -103,6 +110,7 @@ class WideExperiment:
         setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
+        setting += ["noise"] * self.noise
         setting += [f"shrink{self.shrink}"] * bool(self.shrink)
         marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
         parts = [self.network, self.dataset, self.variant, *setting, *marks, f"seed{self.seed}"]
@@ -136,7 +144,8 @@ class WideResult:
         macs: multiply-adds of the compacted network, for one image, and of the dense one.
         params: parameters, likewise.
         expected_macs: under the probabilities of opening.
-        seconds: of training.
+        seconds: of training, and of building anew what has shrunk.
+        seconds_to_build: to compile and capture, before the first epoch.
         images_per_second: of training, over all epochs.
         peak_memory: bytes on the GPU; None on a CPU.
         latency: milliseconds of the dense and of the compacted network, by device and batch.
@@ -151,6 +160,7 @@ class WideResult:
     params: tuple[int, int]
     expected_macs: float
     seconds: float
+    seconds_to_build: float
     images_per_second: float
     peak_memory: int | None
     latency: dict[str, tuple[float, float]]
@@ -193,6 +203,7 @@ def run_wide(
     learner = wide_learner(experiment, len(training), place)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
+    to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
     forecast = _forecast(learner, engine.steps) if experiment.variant == "l0" else ""
     if forecast and rank() == 0:
@@ -205,7 +216,7 @@ def run_wide(
         folder.note_opening()
         return held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
 
-    result = _examined(experiment, engine, prepare, training, open_test, folder)
+    result = _examined(experiment, engine, to_build, prepare, training, open_test, folder)
     folder.write(
         {
             **folder.read(),
@@ -221,6 +232,7 @@ def run_wide(
 def _examined(
     experiment: WideExperiment,
     engine: Engine,
+    to_build: float,
     prepare: Preparation,
     training: Images,
     open_test: Callable[[], Images],
@@ -252,6 +264,7 @@ def _examined(
         params=(own.params, dense.params),
         expected_macs=averaged.expected("macs").item() if gated else dense.macs,
         seconds=round(engine.seconds, 1),
+        seconds_to_build=round(to_build, 1),
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
         latency=_latency(experiment, small, place),
@@ -320,8 +333,10 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     penalty = hc.L0Penalty(gated, lam, weight_decay=GATED_DECAY, decay_moves_gates=False)
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
-        steps = experiment.epochs * (examples // recipe["batch_size"])
+        steps = round(3 * WARMUP * experiment.epochs * (examples // recipe["batch_size"]))
         penalties.append(hc.Budget(gated, macs=experiment.macs, steps=max(3, steps)))
+        if experiment.noise:
+            recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
     recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
     return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
 
