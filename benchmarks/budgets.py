@@ -228,6 +228,7 @@ def draw(runs: list[dict[str, Any]], out: Path) -> tuple[Path, Path]:
                 costs.axhline(run["budget"], color=colour, linewidth=0.5)
                 multipliers.semilogy(steps, multiplier, color=colour)
             costs.set(title=name, yscale="log")
+            costs.locator_params(axis="x", nbins=4)
             costs.legend(title="budget: delivered against it", fontsize=7, title_fontsize=7)
             multipliers.set_xlabel("step")
         panels[0][0].set_ylabel("cost: delivered (line), expected (dots)")
