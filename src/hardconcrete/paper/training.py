@@ -63,7 +63,7 @@ def train(
                     start = time.perf_counter()
                     save(engine, folder)
                     saved = time.perf_counter()
-                    patience = max(CHECKPOINT_SECONDS, 50 * (saved - start))
+                    patience = max(CHECKPOINT_SECONDS, 100 * (saved - start))
             if over and epoch < engine.epochs:
                 return False
     return True
