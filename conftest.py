@@ -1,8 +1,12 @@
-"""Examples in docstrings leave nothing in the user's cache."""
+"""What holds for the tests and for the examples in docstrings alike."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from _pytest.doctest import DoctestItem
 
 
@@ -10,6 +14,26 @@ from _pytest.doctest import DoctestItem
 def own_cache(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A cache that is thrown away."""
+    """Examples in docstrings leave nothing in the user's cache."""
     if isinstance(request.node, DoctestItem):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unwatched_export() -> Iterator[None]:
+    """Coverage does not follow ``torch.export`` inside torch, which would take twice as long."""
+    export = torch.export.export
+
+    def unwatched(*args: Any, **kwargs: Any) -> Any:
+        tracer = sys.gettrace()
+        if not type(tracer).__module__.startswith("coverage"):
+            return export(*args, **kwargs)
+        sys.settrace(None)
+        try:
+            return export(*args, **kwargs)
+        finally:
+            sys.settrace(tracer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.export, "export", unwatched)
+        yield
