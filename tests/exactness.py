@@ -16,8 +16,11 @@ Inputs = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
 
 def with_random_gates(model: nn.Module, inputs: Inputs, seed: int = 0) -> hc.GatedModel:
     """Gates of which some are shut, some fully open and some in between."""
-    args, kwargs = inputs(2)
-    gated = hc.attach_gates(model, args, kwargs)
+    return at_random(hc.attach_gates(model, *inputs(2)), seed)
+
+
+def at_random(gated: hc.GatedModel, seed: int = 0) -> hc.GatedModel:
+    """The same, for gates that are there already."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         drawn = torch.randn(len(gated.gates.log_alpha), generator=generator)
@@ -67,8 +70,12 @@ def perturbed(gated: hc.GatedModel) -> hc.GatedModel:
 
 
 def assert_exact(model: nn.Module, inputs: Inputs, seed: int = 0, tolerance: float = 1e-5) -> Any:
+    """A model with random gates has a compact one that is the same; it is returned."""
+    return assert_compacts(with_random_gates(model, inputs, seed), inputs, tolerance)
+
+
+def assert_compacts(gated: hc.GatedModel, inputs: Inputs, tolerance: float = 1e-5) -> Any:
     """Perturbation oracle, then gated against compact in both modes and two batch sizes."""
-    gated = with_random_gates(model, inputs, seed)
     gated.freeze_gates()
     other = perturbed(gated)
     three = inputs(3)

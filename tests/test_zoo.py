@@ -8,8 +8,8 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import TraceError
-from tests.exactness import apart, assert_exact, outputs
-from tests.zoo import REFUSED, ZOO, Entry
+from tests.exactness import apart, assert_compacts, at_random, outputs
+from tests.zoo import GATED, REFUSED, ZOO, Entry, gated_network
 
 NAMES = [entry.name for entry in ZOO]
 SELDOM_THE_SAME_CLASS = 8
@@ -25,15 +25,14 @@ def built(entry: Entry) -> nn.Module:
 @pytest.mark.parametrize("entry", ZOO, ids=NAMES)
 def test_exact(entry: Entry, tmp_path: Path) -> None:
     """Groups by hand, perturbation oracle, gated against compact, form, file."""
-    model = built(entry)
-    args, kwargs = entry.inputs(2)
     if not entry.groups:
-        found = hc.find_groups(model, args, kwargs)
+        found = hc.find_groups(built(entry), *entry.inputs(2))
         assert not found.groups
     else:
-        small = assert_exact(model, entry.inputs)
-        found = hc.attach_gates(built(entry), args, kwargs).structure
-        assert found is not None
+        gated = gated_network(entry)
+        small = assert_compacts(at_random(gated), entry.inputs)
+        assert gated.structure is not None
+        found = gated.structure
         assert {group.name: group.units for group in found} == dict(entry.groups)
         same_class = type(small) is type(built(entry))
         assert same_class == (hc.CompactionPlan.of(small).form == "module")
@@ -47,14 +46,11 @@ def test_exact(entry: Entry, tmp_path: Path) -> None:
         assert any(words in str(fixed) for fixed in found.fixed), words
 
 
-COUNTED = [entry for entry in ZOO if entry.groups]
-
-
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
-@pytest.mark.parametrize("entry", COUNTED, ids=[entry.name for entry in COUNTED])
+@pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_one_unit_costs_what_is_said(entry: Entry) -> None:
     """Without its first unit a network has as many parameters and MACs less as the group tells."""
-    gated = hc.attach_gates(built(entry), *entry.inputs(2))
+    gated = gated_network(entry)
     with torch.no_grad():
         gated.gates.log_alpha.fill_(9.0)
         gated.gates.log_alpha[0] = -9.0

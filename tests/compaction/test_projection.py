@@ -10,10 +10,8 @@ from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.paper.models import LeNet5
 from tests.compaction.networks import dense
-from tests.exactness import apart, outputs, with_random_gates
-from tests.zoo import ZOO, Entry
-
-GATED = [entry for entry in ZOO if entry.groups]
+from tests.exactness import apart, at_random, outputs
+from tests.zoo import GATED, Entry, gated_network
 
 
 def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
@@ -39,8 +37,7 @@ def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit:
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_within_budgets(entry: Entry) -> None:
     """Between what must stay and everything, by parameters, MACs and bytes in turn."""
-    torch.manual_seed(0)
-    gated = with_random_gates(entry.build(), entry.inputs)
+    gated = at_random(gated_network(entry))
     gated.freeze_gates()
     least = shares(gated, torch.zeros_like(gated.gates.log_alpha))
     for kind, part in enumerate((0.1, 0.4, 0.8)):

@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError, SiteError
 from tests.compaction.networks import Maps, Sized
-from tests.exactness import apart, outputs, with_random_gates
+from tests.exactness import apart, at_random, outputs, with_random_gates
 from tests.structure.random_networks import random_network
-from tests.zoo import ZOO
+from tests.zoo import ZOO, gated_network
 
 SOME = (
     "mlp", "lenet", "stored_decoy", "depthwise_separable", "wide_resnet", "densenet",
@@ -78,7 +78,7 @@ def sizes(gated: hc.GatedModel) -> dict[str, int]:
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
 def test_the_function_costs_and_compaction_stay(entry: Any, tmp_path: Path) -> None:
-    small = assert_all_stays(with_random_gates(entry.build(), entry.inputs), entry.inputs(3))
+    small = assert_all_stays(at_random(gated_network(entry)), entry.inputs(3))
     hc.save(tmp_path / "small.safetensors", small)
     loaded = hc.load(tmp_path / "small.safetensors", entry.build()).eval()
     three = entry.inputs(3)

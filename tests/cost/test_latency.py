@@ -15,7 +15,7 @@ from hardconcrete.cost.latency import Surface, _surface
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.models import LeNet5, ResNet
 from tests.cost import sizes
-from tests.zoo import ZOO, Entry
+from tests.zoo import GATED, Entry, gated_network
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
 
@@ -82,15 +82,12 @@ ROUGH = {
 }  # fmt: skip
 """Operators with sizes among their arguments, groups, or more than two widths."""
 
-GATED = [entry for entry in ZOO if entry.groups]
-
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.usefixtures("by_size")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_widths_of_the_zoo(entry: Entry) -> None:
-    torch.manual_seed(0)
-    gated = hc.attach_gates(entry.build(), *entry.inputs(2))
+    gated = gated_network(entry)
     for seed in range(2):
         decide(gated, seed)
         for group in gated.groups:

@@ -11,11 +11,39 @@ in several groups, the range from the first to the last of the group's units fol
 is no group.
 """
 
+import copy
+from functools import cache
+
+import torch
+
+import hardconcrete as hc
 from tests.zoo import convolutional, dense, joined, odd, raw, residual, sequence
 from tests.zoo.entry import Entry, varied
 from tests.zoo.odd import REFUSED
 
-__all__ = ["REFUSED", "ZOO", "Entry"]
+__all__ = ["GATED", "REFUSED", "ZOO", "Entry", "gated_network"]
 
 FAMILIES = (dense, convolutional, residual, joined, sequence, raw, odd)
 ZOO: tuple[Entry, ...] = tuple(varied(entry) for family in FAMILIES for entry in family.ENTRIES)
+
+GATED = tuple(entry for entry in ZOO if entry.groups)
+"""Those that have units to remove."""
+
+
+def gated_network(entry: Entry) -> hc.GatedModel:
+    """A network with gates, and its costs: the caller's own copy of what is traced once.
+
+    The random state is the same after every call.
+    """
+    gated = copy.deepcopy(_gated(entry.name))
+    torch.manual_seed(0)
+    return gated
+
+
+@cache
+def _gated(name: str) -> hc.GatedModel:
+    (entry,) = (entry for entry in ZOO if entry.name == name)
+    torch.manual_seed(0)
+    gated = hc.attach_gates(entry.build(), *entry.inputs(2))
+    assert gated.ledger is not None
+    return gated
