@@ -4,7 +4,6 @@ import os
 import socket
 from pathlib import Path
 
-import pytest
 import torch
 from torch import multiprocessing
 
@@ -35,7 +34,7 @@ def trained(gated: bool) -> dict[str, torch.Tensor]:
     return one.state()
 
 
-def work(rank: int, port: int, gated: bool, out: Path) -> None:
+def work(rank: int, port: int, out: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),
@@ -45,18 +44,19 @@ def work(rank: int, port: int, gated: bool, out: Path) -> None:
         "MASTER_PORT": str(port),
     }
     with processes("cpu"):
-        torch.save(trained(gated), out / f"{rank}.pt")
+        for gated in (False, True):
+            torch.save(trained(gated), out / f"{rank}-{gated}.pt")
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_two_processes_share_every_batch(gated: bool, tmp_path: Path) -> None:
+def test_two_processes_share_every_batch(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(work, (port, gated, tmp_path), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-    alone = trained(gated)
-    close = [torch.allclose(first[name], alone[name], atol=1e-5) for name in alone]
-    assert all(close) is not gated  # each process draws gates of its own
+    multiprocessing.spawn(work, (port, tmp_path), nprocs=2)
+    for gated in (False, True):
+        first, second = (torch.load(tmp_path / f"{rank}-{gated}.pt") for rank in range(2))
+        for name, tensor in first.items():
+            assert torch.equal(tensor, second[name]), name
+        alone = trained(gated)
+        close = [torch.allclose(first[name], alone[name], atol=1e-5) for name in alone]
+        assert all(close) is not gated  # each process draws gates of its own
