@@ -52,10 +52,10 @@ class Ticks:
     """A clock that moves by what is looked at: one tick for every entry of a result."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def medians(calls: list, *_: object) -> list[float]:
+        def times(calls: list, *_: object) -> list[float]:
             return [float(call().numel()) for call in calls]
 
-        monkeypatch.setattr(clock, "_medians", medians)
+        monkeypatch.setattr(clock, "_times", times)
 
 
 def test_times_lie_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ NETWORKS = {
 
 @pytest.fixture
 def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_medians", sizes.medians)
-    monkeypatch.setattr(latency, "BELIEVED", (1.0, 1.0))
+    monkeypatch.setattr(clock, "_times", sizes.times)
+    monkeypatch.setattr(latency, "BELIEF", 0.0)
 
 
 def network(name: str, examples: int = 2) -> hc.GatedModel:
@@ -170,11 +171,10 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         network("lenet").measure_latency(batch=5)
 
 
-@pytest.mark.parametrize(("took", "scale"), [(1.1, 1.1), (0.7, 0.7), (1.3, 1.0), (0.1, 1.0)])
-def test_the_sum_is_made_equal_to_the_forward(
+@pytest.mark.parametrize(("took", "scale"), [(1.21, 1.1), (0.64, 0.8), (1.0, 1.0)])
+def test_the_sum_and_the_forward_are_believed_alike(
     monkeypatch: pytest.MonkeyPatch, took: float, scale: float
 ) -> None:
-    """Unless they are far apart: then the machine was busy in the one and not in the other."""
 
     def timed(operations: list, *_: object) -> dict[str, Grid]:
         whole = {FORWARD: Grid((), (took * len(operations),)), MODULE_CALL: Grid((), (0.0,))}
@@ -184,6 +184,28 @@ def test_the_sum_is_made_equal_to_the_forward(
     table = network("lenet").measure_latency()
     assert table.scale == pytest.approx(scale)
     assert table.dense == pytest.approx(10 * scale)
+
+
+def test_the_forward_is_timed_on_numbers_that_cannot_be_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two examples repeated 32 times take less than 64: the branches of a maximum are learnt."""
+    seen: list[Tensor] = []
+
+    def timed(operations: list, forward: Any, *_: object) -> dict[str, Grid]:
+        seen.extend(forward.args)
+        return {name: Grid((), (1.0,)) for name in (FORWARD, MODULE_CALL)} | {
+            one.name: Grid((), (1.0,)) for one in operations
+        }
+
+    monkeypatch.setattr(latency, "timed", timed)
+    gated = hc.attach_gates(LeNet5(), 3 + 2 * torch.randn(2, 1, 28, 28))
+    gated.measure_latency(batch=64)
+    (images,) = seen
+    assert images.shape == (64, 1, 28, 28)
+    assert len(torch.unique(images)) > 0.99 * images.numel()
+    assert images.mean().item() == pytest.approx(3, abs=0.3)
+    assert images.std().item() == pytest.approx(2, abs=0.3)
 
 
 def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:

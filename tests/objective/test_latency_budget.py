@@ -15,8 +15,8 @@ from tests.cost import sizes
 @pytest.fixture(autouse=True)
 def _by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(clock, "_medians", sizes.medians)
-    monkeypatch.setattr(latency, "BELIEVED", (1.0, 1.0))
+    monkeypatch.setattr(clock, "_times", sizes.times)
+    monkeypatch.setattr(latency, "BELIEF", 0.0)
 
 
 def network() -> hc.GatedModel:

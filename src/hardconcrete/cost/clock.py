@@ -2,7 +2,8 @@
 
 Operators are timed one after the other in the order of the forward, one grid point of each in
 turn, so that they find caches much as they do in the forward itself: the sum of their times is
-then that of the forward, which it is not where one is called again and again.
+then near that of the forward, which it is not where one is called again and again. The forward is
+timed alone, before and after them.
 """
 
 import json
@@ -20,7 +21,7 @@ from torch import nn
 
 from hardconcrete.cost.count import tensors_in
 from hardconcrete.cost.operations import Operation
-from hardconcrete.cost.timing import Call, interleaved, wait_for
+from hardconcrete.cost.timing import Call, interleaved, undisturbed, wait_for
 
 BLOCK = 16
 """Channels that kernels take at a time: one more than a multiple takes another block."""
@@ -146,9 +147,10 @@ def timed(
 def _timed(
     operations: Sequence[Operation], forward: Call, device: torch.device, repeats: int
 ) -> dict[str, Grid]:
+    before = _times([forward], device, 2 * repeats)
     points = {one.name: _points(one) for one in operations}
     empty = partial(nn.Identity(), torch.zeros(1, device=device))
-    calls: list[tuple[tuple[str, int], Call]] = [((FORWARD, 0), forward), ((MODULE_CALL, 0), empty)]
+    calls: list[tuple[tuple[str, int], Call]] = [((MODULE_CALL, 0), empty)]
     for k in range(max(map(len, points.values()), default=0)):
         for number, one in enumerate(operations):
             if k < len(points[one.name]):
@@ -156,22 +158,23 @@ def _timed(
                 calls.append(((one.name, k), partial(one.target, *args, **kwargs)))
             if k == 0:
                 calls.append(((MODULE_CALL, number), empty))
-    times = _medians([call for _, call in calls], device, repeats)
+    times = _times([call for _, call in calls], device, repeats)
     ms = dict(zip((name for name, _ in calls), times, strict=True))
     floor = statistics.median(ms[MODULE_CALL, k] for k in range(max(len(operations), 1)))
-    found = {FORWARD: Grid((), (ms[FORWARD, 0],)), MODULE_CALL: Grid((), (floor,))}
+    whole = min(before + _times([forward], device, 2 * repeats))
+    found = {FORWARD: Grid((), (whole,)), MODULE_CALL: Grid((), (floor,))}
     for one in operations:
         own = [ms[one.name, k] for k in range(len(points[one.name]))]
         found[one.name] = _grid(one, own, floor)
     return found
 
 
-def _medians(calls: Sequence[Call], device: torch.device, repeats: int) -> list[float]:
+def _times(calls: Sequence[Call], device: torch.device, repeats: int) -> list[float]:
     """Of single calls; where the device runs behind, of ten in a row."""
     many = 1 if device.type == "cpu" else 10
     rows = [partial(_again, call, many) for call in calls]
-    times = interleaved(rows, repeats, partial(wait_for, [device]), undisturbed=True)
-    return [statistics.median(own) / many for own in times]
+    times = interleaved(rows, repeats, partial(wait_for, [device]))
+    return [undisturbed(own) / many for own in times]
 
 
 def _again(call: Call, many: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from hardconcrete.cost.batches import Inputs, batch_size, resampled
 from hardconcrete.cost.clock import (
@@ -30,9 +31,9 @@ from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
 
-BELIEVED = 0.5, 1.15
-"""Factors by which a sum of operators is made equal to the forward. A larger one says more of the
-machine at that moment than of the model, for other processes disturb long calls most."""
+BELIEF = 0.5
+"""How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
+estimates of what another network of these operators will take, and err in different ways."""
 
 REPEATS = 15
 """Timed calls of an operator at each point of its grid."""
@@ -76,7 +77,7 @@ class LatencyTable:
     """Milliseconds of one forward, given which gates are open; ``gated.measure_latency`` makes it.
 
     Every operator of the forward was timed over a grid of widths, by itself, in evaluation mode;
-    their sum is scaled so that with all gates open it is what the forward took.
+    their sum is scaled: with all gates open it lies between itself and what the forward took.
     Kernels work in blocks of channels, so latency falls in steps: ``delivered`` knows them;
     ``expected`` goes straight from the end of one block to the next, never down, to have a
     gradient.
@@ -87,7 +88,7 @@ class LatencyTable:
         smooth: times without.
         selects: for operators that only run where a layer reads less than arrives.
         overhead: milliseconds that the calls of modules take besides.
-        scale: what the forward took, over the sum.
+        scale: the factor on the sum.
         batch: the number of examples.
         device: what it was measured on, in words.
         untimed: operators that did not run on invented numbers; their times are missing.
@@ -172,7 +173,7 @@ def measure_latency(
     writer = Writer(model, resampled(example, size, max(batch, 2)), gates)
     found = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device
-    args, kwargs = resampled(example, size, batch)
+    args, kwargs = tree_map_only(Tensor, _varied, resampled(example, size, batch))
     forward = partial(copy.deepcopy(model).eval(), *args, **kwargs)
     grids = _grids(found, forward, device, repeats, fresh)
     ledger = writer.ledger()
@@ -189,9 +190,14 @@ def measure_latency(
         device=machine(device),
         untimed=tuple(dict.fromkeys(str(one.target) for one in found if not grids[one.name].ms)),
     )
-    correction = grids[FORWARD].ms[0] / table.dense
-    least, most = BELIEVED
-    return replace(table, scale=correction if least <= correction <= most else 1.0)
+    return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** BELIEF)
+
+
+def _varied(given: Tensor) -> Tensor:
+    """Other numbers of the same size: of a few examples repeated, processors guess the maxima."""
+    if not given.is_floating_point():
+        return given
+    return torch.randn_like(given) * given.std(correction=0) + given.mean()
 
 
 def _grids(

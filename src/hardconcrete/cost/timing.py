@@ -1,6 +1,5 @@
 """The clock: calls made in turn, so that what slows a machine down slows all of them."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -15,11 +14,7 @@ WARMUP = 5
 
 
 def interleaved(
-    calls: Sequence[Call],
-    repeats: int,
-    wait: Callable[[], object] = lambda: None,
-    *,
-    undisturbed: bool = False,
+    calls: Sequence[Call], repeats: int, wait: Callable[[], object] = lambda: None
 ) -> list[list[float]]:
     """Milliseconds of the calls, made in turn, and in the opposite order every other round.
 
@@ -27,8 +22,6 @@ def interleaved(
         calls: what is timed.
         repeats: timed calls of each.
         wait: called before the clock is read.
-        undisturbed: leave out calls in which another process took the processor; where fewer than
-            a third are left, the fastest third of all instead.
 
     Example:
         >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
@@ -37,38 +30,24 @@ def interleaved(
     for call in chain.from_iterable([calls] * WARMUP):
         call()
     times: list[list[float]] = [[] for _ in calls]
-    calm: list[list[float]] = [[] for _ in calls]
     for repeat in range(repeats):
         for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
             wait()  # for what the device still has to do
-            lost = preemptions() if undisturbed else 0
             start = perf_counter()
             calls[index]()
             wait()
             times[index].append(1000 * (perf_counter() - start))
-            if undisturbed and preemptions() == lost:
-                calm[index].append(times[index][-1])
-    if not undisturbed:
-        return times
-    least = math.ceil(repeats / 3)
-    return [
-        own if len(own) >= least else sorted(every)[:least]
-        for own, every in zip(calm, times, strict=True)
-    ]
+    return times
 
 
-def preemptions() -> int:
-    """How often this process had to give up a processor so far; 0 where nobody counts.
+def undisturbed(times: Sequence[float]) -> float:
+    """What a call takes when left alone: a fifth of them are faster, for others only add time.
 
     Example:
-        >>> preemptions() >= 0
-        True
+        >>> undisturbed([1.1, 9.0, 1.0, 1.2, 2.5, 1.3])
+        1.1
     """
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return sorted(times)[(len(times) - 1) // 5]
 
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
