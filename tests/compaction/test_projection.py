@@ -130,7 +130,7 @@ def test_the_gates_of_the_paper_nest() -> None:
 
 
 def test_refused(lenet: hc.GatedModel) -> None:
-    with pytest.raises(ArgumentError, match="round_to=0 must be at least 1"):
+    with pytest.raises(ArgumentError, match="round_to=0 must be a whole number, at least 1"):
         hc.compact(lenet, round_to=0)
     with pytest.raises(ArgumentError, match="each group keeps a block: leave min_units=1"):
         hc.compact(lenet, round_to=2, min_units=3)
@@ -141,3 +141,30 @@ def test_refused(lenet: hc.GatedModel) -> None:
         hc.compact(lenet, budget=hc.Budget(other, macs=0.9))
     with pytest.raises(ArgumentError, match="Budget of this model"):
         hc.compact(lenet, budget=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("part", "width"), [(0.9, 40), (0.5, 24), (0.25, 8)])
+def test_gates_that_are_equally_certain_still_fill_blocks(part: float, width: int) -> None:
+    model = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 4))
+    gated = hc.attach_gates(model, torch.zeros(1, 16))
+    nn.init.constant_(gated.gates.log_alpha, 30.0)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=part), round_to=8)
+    assert small[0].out_features == width
+
+
+def test_among_gates_whose_chance_is_one_log_alpha_decides() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    gated = hc.attach_gates(model, torch.zeros(1, 4))
+    gated.gates.log_alpha.data.copy_(torch.tensor([40.0, 90.0, 50.0, 80.0, 60.0, 70.0]))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+    assert hc.CompactionPlan.of(small).groups["0"].kept == (1, 3, 5)
+
+
+def test_reading_everything_can_be_cheaper_than_choosing() -> None:
+    """The indices of chosen inputs take memory, too: more units then need fewer bytes."""
+    model = nn.Sequential(nn.Linear(100, 10), nn.ReLU(), nn.Linear(10, 2))
+    gated = hc.attach_gates(model, torch.zeros(1, 100), sites=["0:in", "2:in"])
+    nn.init.constant_(gated.gates.log_alpha, 9.0)
+    gated.gates.log_alpha.data[:3] = -9.0
+    small = hc.compact(gated, budget=hc.Budget(gated, weight_bytes=1.0))
+    assert hc.count(small, torch.zeros(1, 100)).params == 1032

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.cost import clock, latency
 from hardconcrete.cost.clock import FORWARD, MODULE_CALL, Grid, cache_file, kept
-from hardconcrete.cost.latency import Surface, _surface
+from hardconcrete.cost.latency import Surface, _forward, _surface
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.models import LeNet5, ResNet
 from tests.cost import sizes
@@ -263,3 +263,24 @@ def test_refusals() -> None:
         gated.measure_latency(repeats=1)
     with pytest.raises(ArgumentError, match="'latency_ms'"):
         gated.expected("latency")
+
+
+@pytest.mark.parametrize("images", [torch.zeros(2, 1, 28, 28), torch.ones(2, 1, 28, 28)])
+def test_blank_examples_are_varied_without_touching_the_random_state(images: Tensor) -> None:
+    before = torch.get_rng_state()
+    forward = _forward(nn.Identity(), ((images,), {}))
+    assert forward.args[0].std() > 0.5
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numbers_that_must_be_those_given_stay() -> None:
+    class Ids(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(x.long())
+
+    ids = torch.tensor([[0.0, 4.0], [4.0, 0.0]]).repeat(20, 1)
+    assert torch.equal(_forward(Ids(), ((ids,), {})).args[0], ids)

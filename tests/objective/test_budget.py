@@ -1,7 +1,9 @@
 """Budgets: met by what is delivered, whatever the learning rate, the loss and the network."""
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -259,3 +261,38 @@ def test_what_is_not_gated_counts() -> None:
         hc.Budget(gated, macs=0.1)
     with pytest.raises(ArgumentError, match="Budget takes what attach_gates returned"):
         hc.Budget(Wide(), macs=0.5)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_selects_its_inputs_can_be_cut_to_one() -> None:
+    gated = hc.attach_gates(nn.Linear(20, 5), torch.zeros(1, 20), sites=[":in"])
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+    assert hc.count(small, torch.zeros(1, 20)).macs == 50
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.05))
+    assert hc.count(small, torch.zeros(1, 20)).macs == 5
+    with pytest.raises(ArgumentError, match="5% are not gated, or belong to the one unit"):
+        hc.Budget(gated, macs=0.04)
+
+
+def test_a_readout_that_shuts_nothing_is_refused() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"], readout="mean")
+    with pytest.raises(ArgumentError, match="the readout 'mean' shuts no gate"):
+        hc.Budget(gated, macs=0.5)
+
+
+@pytest.mark.parametrize("steps", ["300", 2, 3.5, float("nan")])
+def test_a_length_that_is_none(steps: Any) -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
+    with pytest.raises(ArgumentError, match="is no length of a training"):
+        hc.Budget(gated, macs=0.5, steps=steps)
+
+
+def test_whole_numbers_of_any_kind() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
+    assert hc.Budget(gated, macs=np.int64(6)).target() == {"macs": 0.5}
+    assert hc.Budget(gated, macs=np.float32(0.5)).target() == {"macs": 0.5}
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
+    with pytest.raises(ArgumentError, match="not the state of such a budget"):
+        hc.Budget(gated, macs=0.5).load_state_dict({"start": 3})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.objective.guards import Reach
 from hardconcrete.paper.models import MLP, LeNet5
 
@@ -167,7 +167,7 @@ def test_nothing_changes() -> None:
 def test_refusals() -> None:
     gated = dense()
     optimizer = Adam(gated.parameters())
-    with pytest.raises(ArgumentError, match="takes an L0Penalty, not a GatedModel"):
+    with pytest.raises(ArgumentError, match="takes an L0Penalty or a Budget, not a GatedModel"):
         hc.check_run(gated, optimizer, 10)
     with pytest.raises(ArgumentError, match="steps=0 must be at least 1"):
         hc.check_run(hc.L0Penalty(gated, 0.1), optimizer, 0)
@@ -239,3 +239,57 @@ def test_a_warning_can_be_an_error() -> None:
         warnings.simplefilter("error", hc.HardConcreteWarning)
         with pytest.raises(hc.HardConcreteWarning):
             hc.check_gates(gated)
+
+
+def test_a_scheduler_that_has_begun_does_not_count_twice() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3))
+
+    def warm_up(step: int) -> float:
+        return min(1.0, step / 100)
+
+    torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
+    (reach,) = hc.check_run(hc.L0Penalty(gated, lam=0.1), optimizer, 10_000, warm_up)
+    assert reach.shut == 4
+
+
+def test_more_steps_are_no_cure_where_the_rate_falls() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3))
+    with pytest.warns(HardConcreteWarning) as caught:
+        hc.check_run(hc.L0Penalty(gated, lam=0.1), optimizer, 500, lambda step: 0.99**step)
+    assert "learning rate of" in str(caught[0].message)
+    assert "times the steps" not in str(caught[0].message)
+
+
+def test_a_budget_whose_gates_cannot_get_there() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    budget = hc.Budget(gated, macs=0.5)
+    slow = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3))
+    with pytest.warns(
+        HardConcreteWarning, match="cannot meet its budget: in 1,000 steps"
+    ) as caught:
+        (reach,) = hc.check_run(budget, slow, 1_000)
+    assert reach.end == pytest.approx(reach.start - 1.0, abs=1e-3)
+    assert "a learning rate well above 0.0024 (now 0.001" in str(caught[0].message)
+    quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=1e-2))
+    assert hc.check_run(budget, quick, 1_000)[0].shut == 4
+    sgd = torch.optim.SGD(hc.parameter_groups(gated, lr=0.1))
+    assert hc.check_run(budget, sgd, 1_000)[0].shut == 4  # its price may grow as it must
+
+
+def test_a_collapse_is_seen_after_shrinking() -> None:
+    model = nn.Sequential(nn.Linear(4, 500), nn.ReLU(), nn.Linear(500, 2))
+    gated = hc.attach_gates(model, torch.zeros(2, 4))
+    gated.gates.log_alpha.data.fill_(-20.0)[:2] = 5.0
+    assert hc.shrink(gated, None)
+    with pytest.warns(HardConcreteWarning, match="2 of 500 units are left"):
+        assert hc.check_gates(gated)
+
+
+def test_what_is_not_looked_at() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    with pytest.raises(ArgumentError, match="check_gates takes a GatedModel, not a Linear"):
+        hc.check_gates(nn.Linear(2, 2))
+    with pytest.raises(ArgumentError, match="optimizer is a NoneType"):
+        hc.check_run(hc.L0Penalty(gated, 0.1), None, 10)

@@ -58,6 +58,8 @@ def test_the_table_and_the_picture(tmp_path: Path) -> None:
 def test_refused(gated: hc.GatedModel) -> None:
     with pytest.raises(ArgumentError, match="pareto needs fractions"):
         hc.pareto(gated, [], lambda _: 0.0)
+    with pytest.raises(ArgumentError, match="pareto needs fractions"):
+        hc.pareto(gated, 0.5, lambda _: 0.0)
     with pytest.raises(ArgumentError, match="repeats=1 must be 0, or at least 2"):
         hc.pareto(gated, [0.5], lambda _: 0.0, repeats=1)
     with pytest.raises(ArgumentError, match="a float is a fraction"):

@@ -71,8 +71,8 @@ def compact(
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
     if min_units < 0:
         raise ArgumentError(f"min_units={min_units} must not be negative")
-    if round_to < 1:
-        raise ArgumentError(f"round_to={round_to} must be at least 1")
+    if not isinstance(round_to, int) or round_to < 1:
+        raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
     as_read = budget is None and round_to == 1
     if not as_read and min_units != 1:
         raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")

@@ -21,13 +21,14 @@ class Block:
 
     Args:
         gates: their places in the bank.
-        score: their mean probability to be open.
+        rank: their mean probability to be open; where it is the same, their mean log_alpha; and at
+            last, the later one of a group goes first.
         group: number of the group.
         alike: whether all full blocks of the group cost the same.
     """
 
     gates: Tensor
-    score: float
+    rank: tuple[float, float, int]
     group: int
     alike: bool
 
@@ -65,19 +66,27 @@ def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
     """The units of a group, likeliest first; single weights are none."""
     if any(axis.dim is None for axis in group.axes):
         return []
+    log_alpha = gated.gates.log_alpha.detach().double()
     chance = gated.gates.distribution().open_probability.double()
-    order = chance[group.slice].argsort(descending=True, stable=True) + group.start
+    order = log_alpha[group.slice].argsort(descending=True, stable=True) + group.start
     alike = group.name in {found.name for found in gated.structure or ()}
-    return [
-        Block(gates, chance[gates].mean().item(), group.index, alike) for gates in order.split(size)
-    ]
+    blocks = []
+    for k, gates in enumerate(order.split(size)):
+        rank = chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
+        blocks.append(Block(gates, rank, group.index, alike))
+    return blocks
 
 
 def _fitted(
     gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
 ) -> Tensor:
     """Shut what is least certain until the limits hold; then let back in what still fits."""
-    loose = sorted(loose, key=lambda block: block.score)
+    loose = sorted(loose, key=lambda block: block.rank)
+    everything = is_open.clone()
+    for block in loose:
+        everything[block.gates] = True
+    if _fits(gated, limits, everything):
+        return everything
     opened = [block for block in loose if is_open[block.gates].any()]
     least, most = 0, len(opened)
     if not _fits(gated, limits, _without(is_open, opened)):
@@ -92,6 +101,16 @@ def _fitted(
         else:
             least = middle + 1
     is_open = _without(is_open, opened[:least])
+    while True:  # again, for where layers select, more can cost less
+        more = _reopened(gated, limits, is_open, loose)
+        if torch.equal(more, is_open):
+            return is_open
+        is_open = more
+
+
+def _reopened(
+    gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
+) -> Tensor:
     full: set[int] = set()
     for block in reversed(loose):
         if block.group not in full and not is_open[block.gates].any():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,10 +65,10 @@ class Budget:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)
         >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8))
-        >>> budget = hc.Budget(gated, macs=0.5, steps=300)
+        >>> budget = hc.Budget(gated, macs=0.5, steps=600)
         >>> optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=2e-2))
         >>> x = torch.randn(64, 8)
-        >>> for _ in range(300):
+        >>> for _ in range(600):
         ...     loss = (gated(x) - x[:, :2]).square().mean() + budget()
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step(); budget.step()
         >>> 0.47 < budget.delivered()["macs"] <= 0.5
@@ -89,8 +90,13 @@ class Budget:
             raise ArgumentError(
                 f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
             )
-        if steps is not None and steps < 3:
-            raise ArgumentError(f"steps={steps} is no length of a training")
+        if steps is not None and not (isinstance(steps, Integral) and steps >= 3):
+            raise ArgumentError(f"steps={steps!r} is no length of a training")
+        if gated.gates.rule == "mean":
+            raise ArgumentError(
+                "the readout 'mean' shuts no gate, so nothing is delivered by it; attach the gates "
+                "with readout='paper' or 'median'"
+            )
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
         self.constraints = constraints(gated, limits, units, latency_ms)
@@ -151,10 +157,10 @@ class Budget:
         return {name: getattr(self, f"_{name}").clone() for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken."""
+        """Continue where ``state_dict`` was taken. Load the model first: prices follow gates."""
         for name in STATE:
             own = getattr(self, f"_{name}")
-            if name not in state or state[name].shape != own.shape:
+            if getattr(state.get(name), "shape", None) != own.shape:
                 raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
         for name in STATE:
             getattr(self, f"_{name}").copy_(state[name])

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -86,8 +88,7 @@ def constraints(
         if limit is not None:
             kind = KINDS.index(name)
             dense = gated.ledger.dense[kind].item()
-            nothing = torch.zeros_like(gated.gates.log_alpha)
-            least = gated.ledger.delivered(nothing)[kind].item()
+            least = _least(gated, partial(_delivered, gated, kind))
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
             found.append(Constraint(name, WORDS[name], dense, absolute, kind))
@@ -116,15 +117,16 @@ def _latency(gated: GatedModel, limit: float) -> Constraint:
     table = gated.latency
     if limit > table.dense:
         raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
-    least = table.delivered(torch.zeros_like(gated.gates.log_alpha)).item()
+    least = _least(gated, lambda gates: table.delivered(gates).item())
     _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
     return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None)
 
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:
     """A limit in the unit of its cost."""
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+    if isinstance(limit, bool) or not isinstance(limit, Real) or not math.isfinite(limit):
         raise ArgumentError(f"{name}={limit!r} must be a fraction such as 0.5, or a whole number")
+    limit = int(limit) if isinstance(limit, Integral) else float(limit)
     if isinstance(limit, float) and not 0 < limit <= 1:
         raise ArgumentError(
             f"{name}={limit}: a float is a fraction of the dense total, above 0 and up to 1; "
@@ -136,6 +138,26 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
     if name.startswith("units") and absolute < 1:
         raise ArgumentError(f"{name}={limit} is less than one unit of {dense:,.0f}")
     return absolute
+
+
+def _delivered(gated: GatedModel, kind: int, gates: Tensor) -> float:
+    return gated.ledger.delivered(gates)[kind].item()
+
+
+def _least(gated: GatedModel, cost: Callable[[Tensor], float]) -> float:
+    """Of what can be delivered. A layer that selects inputs reads all where none is chosen."""
+    starts = torch.tensor([group.start for group in gated.groups])
+    nothing = torch.zeros_like(gated.gates.log_alpha)
+    found = []
+    for first in (nothing, nothing.index_fill(0, starts.to(nothing.device), 1.0)):
+        gates, least = first, cost(first)
+        for start in starts.tolist():
+            trial = gates.clone()
+            trial[start] = 1 - trial[start]
+            if cost(trial) < least:
+                gates, least = trial, cost(trial)
+        found.append(least)
+    return min(found)
 
 
 def _refuse_less_than_least(name: str, limit: float, least: float, dense: float) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.travel import Motion, Schedule, travel
 
@@ -45,7 +46,7 @@ class Reach:
 
 
 def check_run(
-    penalty: L0Penalty, optimizer: Optimizer, steps: int, schedule: Schedule | None = None
+    penalty: L0Penalty | Budget, optimizer: Optimizer, steps: int, schedule: Schedule | None = None
 ) -> tuple[Reach, ...]:
     """Warn before the first step of a run that cannot prune, with the number to change.
 
@@ -54,7 +55,8 @@ def check_run(
     task's gradients slows it down: silence is no promise.
 
     Args:
-        penalty: as it will be used, its schedule of lambda included.
+        penalty: as it will be used, its schedule of lambda included. A budget raises its price as
+            far as it must; then what limits gates is the learning rate of Adam and its kin.
         optimizer: SGD, or Adam and its kin, with its learning rates.
         steps: of the optimiser, in the whole run.
         schedule: a factor on the learning rate by step, as for ``LambdaLR``.
@@ -76,8 +78,12 @@ def check_run(
         >>> round(reach.end, 1), round(reach.shut_below, 1), len(caught)
         (-1.1, -2.4, 1)
     """
-    if not isinstance(penalty, L0Penalty):
-        raise ArgumentError(f"check_run takes an L0Penalty, not a {type(penalty).__name__}")
+    if not isinstance(penalty, L0Penalty | Budget):
+        raise ArgumentError(
+            f"check_run takes an L0Penalty or a Budget, not a {type(penalty).__name__}"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
     if steps < 1:
         raise ArgumentError(f"steps={steps} must be at least 1")
     bank = penalty.gated.gates
@@ -92,11 +98,34 @@ def check_run(
             f"this run cannot prune: the readout {bank.rule!r} shuts no gate, however small its "
             "log_alpha; attach the gates with readout='paper' or 'median'"
         )
+    if isinstance(penalty, Budget):
+        return _check_budget(penalty, motion, steps, factor, edge)
     reaches = _reaches(penalty.gated, travel(penalty, motion, steps, factor), edge)
     stuck = [reach for reach in reaches if not reach.shut and math.isfinite(reach.shut_below)]
     if stuck:
-        run = _Run(penalty, motion, steps, factor, edge)
+        run = _Run(penalty, motion, steps, factor, edge, schedule is None)
         _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
+    return reaches
+
+
+def _check_budget(
+    budget: Budget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
+) -> tuple[Reach, ...]:
+    """How far gates get that are pushed as hard as can be."""
+    log_alpha = budget.gated.gates.log_alpha.detach()
+    if not motion.normalised:
+        return _reaches(budget.gated, torch.full_like(log_alpha, -math.inf), edge)
+    farthest = motion.rate * sum(factor(step) for step in range(steps))
+    reaches = _reaches(budget.gated, log_alpha - farthest, edge)
+    if not any(reach.shut for reach in reaches):
+        worst = min(reaches, key=lambda reach: reach.start - reach.shut_below)
+        needed = motion.rate * (worst.start - worst.shut_below) / max(farthest, 1e-12)
+        _warn(
+            f"this run cannot meet its budget: in {steps:,} steps the gates move by "
+            f"{farthest:.2g} at most, from {worst.start:.2f}, and one is shut below "
+            f"{worst.shut_below:.2f}. Give them a learning rate well above {needed:.2g} (now "
+            f"{motion.rate:.3g}; hc.parameter_groups(gate_lr=...))"
+        )
     return reaches
 
 
@@ -116,6 +145,8 @@ def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[
         >>> hc.check_gates(gated, loss=torch.tensor(0.5))
         ()
     """
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(f"check_gates takes a GatedModel, not a {type(gated).__name__}")
     found = tuple(_not_numbers(gated, loss) or _collapsed(gated))
     for words in found:
         _warn(words)
@@ -148,7 +179,7 @@ def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
 
 def _collapsed(gated: GatedModel) -> list[str]:
     left = dict(zip(gated.gate_values(), gated.units_left(), strict=True))
-    units = {group.name: group.units for group in gated.groups}
+    units = {group.name: group.all_units for group in gated.groups}
     gone = [name for name, n in left.items() if n <= LITTLE * units[name]]
     remedy = "a smaller lambda, one by group, a slower start of it, or a budget keeps more"
     if len(gone) == len(left):
@@ -217,6 +248,7 @@ class _Run:
     steps: int
     factor: Schedule
     edge: Tensor
+    constant: bool
 
     def closes(self, lam: float = 1.0, rate: float = 1.0) -> bool:
         """Whether some gate of every group gets shut, with lambda or the rate times as large."""
@@ -246,7 +278,8 @@ def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) ->
             f"a learning rate of {rate * run.motion.rate:.3g} for the gates (now "
             f"{run.motion.rate:.3g}; hc.parameter_groups(gate_lr=...))"
         )
-        cures.append(f"{_rounded(rate)} times the steps")
+        if run.constant:
+            cures.append(f"{_rounded(rate)} times the steps")
     cure = f"What would do: {', or '.join(cures)}" if cures else "No lambda or rate would do"
     decay = " The optimiser's weight decay pulls gates open: give them none." * bool(
         run.motion.decay

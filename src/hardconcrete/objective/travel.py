@@ -72,7 +72,7 @@ class Motion:
         dampening = float(group.get("dampening", 0.0)) if momentum else 0.0
         memory = group.get("betas", (0.0, 0.0))[1]
         return cls(
-            rate=float(group["lr"]),
+            rate=float(group.get("initial_lr", group["lr"])),  # a scheduler may have begun
             gain=(1 - dampening) / (1 - momentum),
             normalised=normalised,
             memory=0.0 if isinstance(optimizer, Adamax) else float(memory),

@@ -170,6 +170,7 @@ def _record(runs: Path, experiment: Experiment) -> dict[str, Any]:
 
 def _lines(row: Row) -> Iterable[dict[str, Any]]:
     about = row.record["environment"]
+    timed = row.record.get("timed", about)
     for result in row.results:
         yield {
             "network": row.experiment.network,
@@ -185,6 +186,8 @@ def _lines(row: Row) -> Iterable[dict[str, Any]]:
             "expected_macs": round(result.expected_flops / 2),
             "cpu_ms": result.small_latency,
             "dense_cpu_ms": result.dense_latency,
+            "cpu": timed["device"],
+            "cpu_torch": timed["torch"],
             "tuned_error": result.tuned_error,
             "seconds_of_all_seeds": result.seconds,
             "epochs": row.experiment.epochs,
@@ -215,7 +218,9 @@ def markdown(rows: Sequence[Row]) -> str:
     commits = " and ".join(dict.fromkeys(str(row.record["environment"]["commit"]) for row in rows))
     quirks = dict.fromkeys(quirk for row in rows for quirk in row.experiment.quirks)
     timed, threads = rows[0].record.get("timed"), f"{about['threads']} threads"
-    where = timed["device"] if timed else f"the CPU of that machine, {threads}"
+    where = f"the CPU of that machine, {threads}"
+    if timed:
+        where = f"{timed['device']}, torch {timed['torch']}"
     parts = [
         "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
         f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
@@ -256,7 +261,7 @@ def _units(results: Sequence[Result]) -> str:
 
 def _main(rows: Sequence[Row]) -> list[str]:
     header = (
-        "method|units left|error|parameters|the paper's|MACs|CPU ms, 64 images (against dense)"
+        "method|units left|error|parameters|the paper's|MACs|expected|CPU ms, 64 images (against dense)"
         "|disagreements|training, s"
     )
     lines = []
@@ -271,6 +276,7 @@ def _main(rows: Sequence[Row]) -> list[str]:
                 spread([r.small_parameters / 1000 for r in found], "{:.1f}k"),
                 _published(row.experiment),
                 spread([r.small_flops / 2000 for r in found], "{:.0f}k"),
+                spread([r.expected_flops / 2000 for r in found], "{:.0f}k"),
                 f"{statistics.median(r.small_latency for r in found):.2f} ({faster:.1f}x)",
                 str(sum(r.disagreements for r in found)),
                 f"{found[0].seconds:.0f}",

@@ -59,7 +59,7 @@ class Pareto:
             lines.append(f"{p.fraction:>8.1%}{p.macs:>16,}{p.params:>14,}{p.error:>10.4g}{ms:>10}")
         return "\n".join(lines)
 
-    def plot(self, out: Path) -> tuple[Path, Path]:
+    def plot(self, out: Path | str) -> tuple[Path, Path]:
         """Write the error against multiply-adds, and against latency where measured."""
         points = sorted(self.points, key=lambda point: point.macs)
         errors = [point.error for point in points]
@@ -75,7 +75,7 @@ class Pareto:
                 axes.set(xlabel=name, xscale="log")
             panels[0].set_ylabel("error")
 
-        return save(draw, out, "pareto", (4.5 * len(columns), 3.4))
+        return save(draw, Path(out), "pareto", (4.5 * len(columns), 3.4))
 
 
 def pareto(
@@ -107,8 +107,8 @@ def pareto(
         >>> [point.macs for point in curve]
         [48, 108]
     """
-    if not fractions:
-        raise ArgumentError("pareto needs fractions of the dense multiply-adds, and there are none")
+    if not isinstance(fractions, Iterable) or not (fractions := [*fractions]):
+        raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
     budgets = [Budget(gated, macs=float(fraction)) for fraction in fractions]
