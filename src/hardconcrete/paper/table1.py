@@ -261,8 +261,8 @@ def _units(results: Sequence[Result]) -> str:
 
 def _main(rows: Sequence[Row]) -> list[str]:
     header = (
-        "method|units left|error|parameters|the paper's|MACs|expected|CPU ms, 64 images (against dense)"
-        "|disagreements|training, s"
+        "method|units left|error|parameters|the paper's|MACs|expected"
+        "|CPU ms, 64 images (against dense)|disagreements|training, s"
     )
     lines = []
     for row in rows:
