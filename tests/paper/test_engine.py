@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,25 @@ def test_building_anew_must_pay(digits: Images) -> None:
     assert engine._worth(4.0) == 1.0  # 20 seconds are to be had, at most
     engine.done = 200
     assert engine._worth(4.0) == 1.0
+
+
+def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quickly(function: Any) -> Any:
+        return torch.compile(function, dynamic=False, backend="eager")
+
+    monkeypatch.setattr("hardconcrete.paper.stack._compiled", quickly)
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    penalties = hc.L0Penalty(model, 1e-4), hc.Budget(model, macs=0.5, steps=90)
+    recipe = Recipe(epochs=3, batch_size=50, gate_lr=1e-2, shrink=1)
+    one = Learner("one", 0, model, recipe, *penalties)
+    engine = Engine([one], digits)
+    engine._settings["compiled"] = True
+    engine.build()
+    model.gates.log_alpha.data[::2] = -20.0
+    monkeypatch.setattr(engine, "_worth", lambda _: 0.01)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert list(engine) == [1, 2, 3]
+    assert one.gates == 15
 
 
 def test_learners_need_the_same_pace(digits: Images) -> None:

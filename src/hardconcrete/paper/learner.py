@@ -154,8 +154,14 @@ class Learner:
             return False
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to, "pays": pays}
         report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
-        self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
+        self._look_again()
         return bool(report)
+
+    def _look_again(self) -> None:
+        """See what is left; penalties too, before their calls are compiled for what was."""
+        self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
+        for penalty in self.objective.penalties:
+            penalty()
 
     def _shrink_as(self, state: dict[str, Tensor]) -> None:
         """Remove what a saved learner had removed, so that its state fits."""
@@ -164,7 +170,7 @@ class Learner:
             model.load_state_dict(
                 {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
             )
-        self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
+        self._look_again()
         for optimizer in self.optimizers:
             for parameter, own in optimizer.state.items():
                 for key, value in own.items():
