@@ -162,3 +162,10 @@ def test_what_cannot_be_traced_is_said_in_words(arguments: str, words: str) -> N
     result = run(app, ["groups", *arguments.split()])
     assert result.exit_code == 1
     assert words in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["demo", "reproduce mlp", "reproduce wrn"])
+def test_a_budget_is_a_part_of_the_dense_network(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--macs", "1.5"])
+    assert result.exit_code == 2
+    assert "Invalid value for '--macs'" in result.output

@@ -59,10 +59,15 @@ Samples = Annotated[int, typer.Option(min=1, help="Samples averaged in part (b).
 
 Macs = Annotated[
     float | None,
-    typer.Option(help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3."),
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3.",
+    ),
 ]
 Params = Annotated[
-    float | None, typer.Option(help="Likewise: the part of the dense parameters to keep.")
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Likewise: the part of the dense parameters to keep."),
 ]
 
 
@@ -376,7 +381,9 @@ def reproduce_wrn(
     variant: Annotated[str, typer.Option(help="dense, dropout, l0 or budget.")] = "l0",
     network: Annotated[str, typer.Option(help="wrn-28-10, resnet-110, preact-110.")] = "wrn-28-10",
     lam: Annotated[float, typer.Option(help="Lambda times N, for l0.")] = 0.001,
-    macs: Annotated[float, typer.Option(help="Part of the multiply-adds, for budget.")] = 0.5,
+    macs: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Part of the multiply-adds, for budget.")
+    ] = 0.5,
     gate_lr: Annotated[
         float | None, typer.Option(help="Gates in Adam at this rate, outside the schedule.")
     ] = None,
