@@ -1,4 +1,4 @@
-"""Claim: with shrinking, LeNet-5's training on a CPU saves 70% of what the MACs promise, or more.
+"""To be tested: with shrinking, LeNet-5's training on a CPU saves 70% of what MACs promise.
 
 LeNet-5 with separate lambdas, the row of table 1, for all its epochs, with units removed as their
 gates shut. Beside it a dense network and one with gates and without shrinking take a step now and

@@ -1,4 +1,4 @@
-"""Claim: on a GPU a gated step of WRN-28-10 takes no more than 2% longer than a dense one.
+"""To be tested: on a GPU a gated step of WRN-28-10 takes no more than 2% longer than a dense one.
 
 Both with the engine of the experiments: bf16, channels last, compiled, replayed as a CUDA graph,
 batch 128, augmentation, SGD and averaging included. Medians of turns. Beside them the rate of a

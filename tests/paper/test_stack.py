@@ -31,6 +31,14 @@ def networks(experiment: Experiment, seeds: range = range(3)) -> list[Learner]:
     return made
 
 
+def stopped_after_three(one: Learner, data: Images) -> dict[str, torch.Tensor]:
+    """Its state after three epochs."""
+    for epoch in Engine([one], data):
+        if epoch == 3:
+            break
+    return {name: tensor.clone() for name, tensor in one.state().items()}
+
+
 @pytest.mark.parametrize(
     "experiment",
     [
@@ -136,11 +144,7 @@ def test_a_budget_is_resumed_bit_identically_and_is_not_stacked(noise: Images) -
     for each in (whole, first, second):
         each.recipe = Recipe(epochs=6, batch_size=20, gate_lr=0.1)
     list(Engine([whole], noise))
-    engine = Engine([first], noise)
-    for epoch in engine:
-        if epoch == 3:
-            break
-    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    saved = stopped_after_three(first, noise)
     engine = Engine([second], noise)
     second.restore(saved)
     engine.done = 3
@@ -168,11 +172,7 @@ def test_training_gets_smaller_and_is_resumed_where_it_was(noise: Images) -> Non
     assert whole.averaged.model.conv1.out_channels == 8
     small = hc.compact(whole.averaged)
     assert small.conv1.out_channels == 8
-    engine = Engine([first], noise)
-    for epoch in engine:
-        if epoch == 3:
-            break
-    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    saved = stopped_after_three(first, noise)
     engine = Engine([second], noise)
     second.restore(saved)
     engine.build()

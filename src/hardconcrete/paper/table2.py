@@ -45,8 +45,11 @@ class Run:
     @property
     def row(self) -> tuple[str, str, str]:
         """The row of the table it belongs to."""
-        variant = self.experiment.variant + (", faithful" if self.experiment.faithful else "")
-        return self.experiment.network, variant, self.setting
+        one = self.experiment
+        marks = [*["faithful"] * one.faithful, *["noise"] * one.noise]
+        if one.gate_lr is not None:
+            marks.append(f"gates {one.gate_lr:g}")
+        return one.network, ", ".join([one.variant, *marks]), self.setting
 
 
 def finished(runs: Path) -> list[Run]:
@@ -80,9 +83,9 @@ def table2(runs: Path) -> str:
         "",
         "Faster: the dense network's time for a batch over the compacted one's, both measured.",
         "",
-        "| network | variant | data | epochs | n | error | MACs | parameters | faster | images/s "
-        "| paper |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| network | variant | data | epochs | n | error | MACs | expected | parameters | faster "
+        "| images/s | paper |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     keys = dict.fromkeys((run.row, run.experiment.dataset, run.experiment.epochs) for run in found)
     for row, dataset, epochs in keys:
@@ -100,6 +103,7 @@ def table2(runs: Path) -> str:
             str(len(own)),
             spread([result.error for result in own], "{:.2f}%"),
             spread([100 * result.macs[0] / result.macs[1] for result in own], "{:.1f}%"),
+            spread([100 * result.expected_macs / result.macs[1] for result in own], "{:.1f}%"),
             spread([100 * result.params[0] / result.params[1] for result in own], "{:.1f}%"),
             "; ".join(_faster(own)),
             f"{statistics.median(result.images_per_second for result in own):,.0f}",
