@@ -114,11 +114,24 @@ def test_building_anew_must_pay(digits: Images) -> None:
     assert engine._worth(1.0) == 0.1  # nothing is compiled here, building is cheap
     engine._settings["compiled"] = True
     engine.epochs, engine.done, engine.seconds_to_build = 200, 40, 30.0
-    assert engine._worth(4.0) == pytest.approx(3 * 30 / (0.5 * 160 * 4))
+    assert engine._worth(4.0) == pytest.approx(2 * 30 / (0.5 * 160 * 4))
     engine.done = 190
     assert engine._worth(4.0) == 1.0  # 20 seconds are to be had, at most
     engine.done = 200
     assert engine._worth(4.0) == 1.0
+
+
+def test_shrinking_waits_while_more_and_more_is_shut(digits: Images) -> None:
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    one = Learner("one", 0, model, Recipe(batch_size=50, shrink=1))
+    Engine([one], digits)
+    for shut in (4, 8):  # four of thirty more in each epoch
+        model.gates.log_alpha.data[:shut] = -20.0
+        assert not one.shrink(pays=0.2, left=100)
+    model.gates.log_alpha.data[:9] = -20.0
+    assert not one.shrink(pays=0.2, left=100)
+    assert not one.shrink(pays=0.2, left=100)  # it was more than before, an epoch ago
+    assert one.shrink(pays=0.2, left=100)
 
 
 def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     assert rates[-1] == pytest.approx(5e-3)
     assert rates[0] == pytest.approx(0.1 * 0.2**2)
     assert isinstance(one.budget, hc.Budget)
-    assert one.budget.warmup == pytest.approx(0.2 * 2 * 390, abs=1)
+    assert one.budget.warmup == pytest.approx(0.1 * 2 * 390, abs=1)
 
 
 @pytest.mark.usefixtures("opened_cifar")

@@ -21,6 +21,9 @@ from hardconcrete.paper.stack import Prepare, Stack
 WARM_UP = 3
 """Steps before capture: they create the optimiser's state, and are undone."""
 
+PLANS = 0
+"""Of cuDNN, that are tried for a convolution where the fastest is looked for; 0: all it knows."""
+
 
 def scaled(images: Tensor) -> Tensor:
     """Pixels of 0 to 255, brought to [0, 1].
@@ -97,7 +100,8 @@ class Engine:
             for learner in self.learners:
                 learner.taken = self.done * self.steps
             pays = self._worth(time.perf_counter() - start)
-            shrunk = [learner.shrink(pays) for learner in self.learners if pays < 1]
+            left = self.epochs - self.done if self._settings["compiled"] else 0
+            shrunk = [learner.shrink(pays, left) for learner in self.learners if pays < 1]
             if any(shrunk):
                 self.build()
             self.seconds += time.perf_counter() - start
@@ -106,15 +110,15 @@ class Engine:
     def _worth(self, seconds: float) -> float:
         """The part of the multiply-adds to be saved before a network is built anew.
 
-        By what an epoch takes: of what they promise the clock sees half, and shrinking again and
-        again would cost more than waiting, so one shall bring in three times what it costs.
+        By what an epoch takes: of what they promise the clock sees half, and it shall bring in
+        twice what it costs.
         """
         if self.done == self.epochs:
             return 1.0
         if not self._settings["compiled"]:
             return 0.1
         left = (self.epochs - self.done) * seconds
-        return min(1.0, max(0.1, 3 * self.seconds_to_build / (0.5 * left)))
+        return min(1.0, max(0.1, 2 * self.seconds_to_build / (0.5 * left)))
 
     def _prepare(self, device: torch.device) -> Callable[[], None]:
         """Create the optimisers' state, undo that, and capture a step where there is a GPU."""
@@ -144,7 +148,11 @@ class Engine:
         fastest = self.learners[0].recipe.bf16  # or the same bits in every run
         with (
             torch.backends.cudnn.flags(
-                enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=True
+                enabled=True,
+                benchmark=fastest,
+                benchmark_limit=PLANS,
+                deterministic=not fastest,
+                allow_tf32=True,
             ),
             warnings.catch_warnings(),
         ):

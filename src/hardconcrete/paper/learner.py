@@ -21,6 +21,9 @@ RANK_STRIDE = 1_000_000_007
 MARGIN = 1e-6
 """Uniform noise is kept this far from 0 and 1."""
 
+NEVER = 0.999
+"""A part of the multiply-adds that no network saves at once."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -130,6 +133,7 @@ class Learner:
         self.generator = torch.Generator(self.device)
         self.gates = len(model.gates.log_alpha) if isinstance(model, hc.GatedModel) else 0
         self.taken = 0
+        self._savings = 0.0, 0.0  # what could be removed after the last two epochs
 
     def begin_epoch(self, epoch: int, examples: int) -> Tensor:
         """Seed what is random in this epoch; the order of its examples.
@@ -148,12 +152,19 @@ class Learner:
         """Draw uniform noise for every gate, in place."""
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
 
-    def shrink(self, pays: float = 0.1) -> bool:
-        """Remove units that have stayed shut, if that saves such a part of the multiply-adds."""
+    def shrink(self, pays: float = 0.1, left: int = 0) -> bool:
+        """Remove units that have stayed shut, if that saves such a part of the multiply-adds.
+
+        Unless as many more get shut in an epoch that, over those left, waiting brings in more.
+        """
         if not self.recipe.shrink or not self.gates:
             return False
-        how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to, "pays": pays}
+        before, last = self._savings
+        waits = (last - before) * left > last
+        how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
+        how["pays"] = NEVER if waits else pays
         report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
+        self._savings = (0.0, 0.0) if report else (last, report.saved)
         self._look_again()
         return bool(report)
 

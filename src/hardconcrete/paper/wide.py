@@ -3,13 +3,13 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
@@ -34,7 +34,7 @@ GATE_LR = 5e-3
 """Of the gates under a budget."""
 SCHEDULE = (0.3, 0.6, 0.8)
 """Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
-WARMUP = 0.2
+WARMUP = 0.1
 """Part of the training in which a budget comes down; with what is removed the rest is cheaper."""
 BATCHES = 100
 """Of training images, on which the batch norms of the averaged network are estimated."""
@@ -252,8 +252,9 @@ def _examined(
         hc.save(folder.small(experiment.seed), small)
     image = torch.zeros(1, 3, 32, 32)
     own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
-    snapshots = list(folder.snapshots(experiment.seed))
+    snapshots = folder.snapshots(experiment.seed)
     plain, few, test = prepare.eval(), training.take(slice(10_000)), open_test()
+    curve, training_curve = _curves(experiment, learner, snapshots, (test, few), plain)
     gated = isinstance(averaged, hc.GatedModel)
     seen = engine.epochs * engine.steps * learner.recipe.batch_size
     return WideResult(
@@ -268,8 +269,8 @@ def _examined(
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
         latency=_latency(experiment, small, place),
-        curve=_curve(experiment, learner, snapshots, test, plain),
-        training_curve=_curve(experiment, learner, snapshots, few, plain),
+        curve=curve,
+        training_curve=training_curve,
     )
 
 
@@ -346,13 +347,19 @@ def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, part) for name, part in model.named_modules() if name.endswith(".conv1")]
 
 
-def _curve(
-    experiment: WideExperiment, learner: Learner, snapshots: Any, test: Images, prepare: Any
-) -> dict[str, float]:
-    model, curve = copy.deepcopy(learner.averaged), {}
-    for epoch, state in snapshots:
-        if experiment.shrink:  # it was larger then
-            model = wide_learner(experiment, 1, learner.device).model
-        model.load_state_dict(state)
-        curve[str(epoch)] = round(error_rate(model, test, prepare=prepare), 4)
-    return curve
+def _curves(
+    experiment: WideExperiment,
+    learner: Learner,
+    snapshots: Iterable[tuple[int, dict[str, Tensor]]],
+    sets: Sequence[Images],
+    prepare: nn.Module,
+) -> list[dict[str, float]]:
+    """Errors of what was saved, by epoch, on each set; in the precision of the training."""
+    place, curves = learner.device, [dict[str, float]() for _ in sets]
+    model = wide_learner(experiment, 1, place).model  # as large as it was at the beginning
+    with torch.autocast(place.type, torch.bfloat16, enabled=learner.recipe.bf16):
+        for epoch, state in snapshots:
+            model.load_state_dict(state)
+            for curve, images in zip(curves, sets, strict=True):
+                curve[str(epoch)] = round(error_rate(model, images, prepare=prepare), 4)
+    return curves
