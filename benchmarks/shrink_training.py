@@ -3,7 +3,8 @@
 LeNet-5 with separate lambdas, the row of table 1, for all its epochs, with units removed as their
 gates shut. Beside it a dense network and one with gates and without shrinking take a step now and
 then, in turn with it: what a step of theirs takes does not depend on what they have learnt. An
-epoch of theirs is its number of steps times their median in it.
+epoch is its number of steps times their median in it, for all three, since on a shared machine some
+steps take long for reasons of others.
 
     python benchmarks/shrink_training.py [--epochs 200] [--out results/shrink_training.json]
 """
@@ -69,13 +70,13 @@ def _epoch(epoch: int, engines: dict[str, Engine]) -> dict[str, Any]:
     for engine in engines.values():
         for stack in engine.stacks:
             stack.begin_epoch(epoch)
-    own, looks = 0.0, {name: list[float]() for name in others}
+    taken = {name: list[float]() for name in engines}
     for step in range(shrinking.steps):
-        own += _seconds(shrinking)
+        taken["shrinking"].append(_seconds(shrinking))
         if step % EVERY == EVERY // 2:
             for name, engine in others.items():
                 _seconds(engine)
-                looks[name].append(_seconds(engine))
+                taken[name].append(_seconds(engine))
     (network,) = shrinking.learners
     shrinking.done = epoch + 1
     macs = network.model.ledger.delivered(torch.ones(network.gates))[1].item()  # type: ignore[union-attr, operator]
@@ -85,9 +86,8 @@ def _epoch(epoch: int, engines: dict[str, Engine]) -> dict[str, Any]:
     return {
         "epoch": epoch + 1,
         "macs": round(macs / NETWORKS["lenet5"].dense_macs, 4),
-        "shrinking": round(own, 3),
         "to_shrink": round(time.perf_counter() - start, 3),
-        **{k: round(shrinking.steps * statistics.median(v), 3) for k, v in looks.items()},
+        **{k: round(shrinking.steps * statistics.median(v), 3) for k, v in taken.items()},
         "units": network.model.units_left(),  # type: ignore[union-attr, operator]
     }
 

@@ -14,7 +14,10 @@ from hardconcrete.structure.walk import Walk, first_names
 
 
 def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
-    """Every gated parameter's gates, multiplied where there are several, by first name."""
+    """Every gated parameter's gates, multiplied where there are several, by first name.
+
+    They are of size 1 along dimensions that are not gated.
+    """
     names = first_names(plain)
     parameters = dict(plain.named_parameters(remove_duplicate=False))
     found: dict[str, Tensor] = {}
@@ -26,16 +29,16 @@ def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tenso
             if (name, axis.dim, group.index) not in done:
                 done.add((name, axis.dim, group.index))
                 z = along(axis, own, parameters[name])
-                found[name] = found.get(name, torch.ones_like(z)) * z
+                found[name] = found[name] * z if name in found else z
     return found
 
 
 def along(axis: GateAxis, own: Tensor, parameter: Tensor) -> Tensor:
-    """Gates of a group, spread over a parameter; 1 where there is none."""
+    """Gates of a group, in a shape that spreads over a parameter."""
     if axis.dim is None:
         return own.reshape(parameter.shape)
     shape = [-1 if d == axis.dim else 1 for d in range(parameter.dim())]
-    return axis.gates(own).reshape(shape).expand(parameter.shape)
+    return axis.gates(own).reshape(shape)
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Graveyard:
 
     Args:
         walk: labels of the model without gates.
-        alive: for every gated parameter which entries are not shut.
+        alive: for every gated parameter which entries are not shut, as ``masks`` has it.
     """
 
     walk: Walk
@@ -76,8 +79,11 @@ class Graveyard:
         for other in range(len(value.shape)):
             if other != dim and (name, other) in self.roots:
                 kept = self.keeps((name, other)).nonzero().flatten()
-                entries = entries.index_select(other, kept)
-        return entries.transpose(0, dim).reshape(value.shape[dim], -1).any(1)
+                if entries.shape[other] > 1:
+                    entries = entries.index_select(other, kept)
+                elif not len(kept):
+                    entries = entries.narrow(other, 0, 0)
+        return _each(entries, dim).any(1).expand(value.shape[dim])
 
     def _unread(self) -> set[int]:
         """Units whose every reader is shut."""
@@ -125,7 +131,11 @@ def _by_unit(axis: Any, units: int, chance: dict[str, Tensor]) -> Tensor:
     """The largest chance among the entries that each unit owns along an axis."""
     if axis.tensor not in chance:
         return torch.ones(units)
-    entries = chance[axis.tensor].transpose(0, axis.dim).float().cpu()
-    top = entries.reshape(len(entries), -1).amax(1)
+    top = _each(chance[axis.tensor].float().cpu(), axis.dim).amax(1).expand(len(axis.units))
     own = axis.units >= 0
     return torch.zeros(units).scatter_reduce(0, axis.units[own], top[own], "amax")
+
+
+def _each(entries: Tensor, dim: int) -> Tensor:
+    """The entries at each index of a dimension, in a row."""
+    return entries.transpose(0, dim).reshape(entries.shape[dim], -1)

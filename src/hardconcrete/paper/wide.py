@@ -357,9 +357,12 @@ def _curves(
     """Errors of what was saved, by epoch, on each set; in the precision of the training."""
     place, curves = learner.device, [dict[str, float]() for _ in sets]
     model = wide_learner(experiment, 1, place).model  # as large as it was at the beginning
-    with torch.autocast(place.type, torch.bfloat16, enabled=learner.recipe.bf16):
-        for epoch, state in snapshots:
-            model.load_state_dict(state)
-            for curve, images in zip(curves, sets, strict=True):
+    same = torch.autocast(
+        place.type, torch.bfloat16, enabled=learner.recipe.bf16, cache_enabled=False
+    )  # a cache would keep the weights of the first
+    for epoch, state in snapshots:
+        model.load_state_dict(state)
+        for curve, images in zip(curves, sets, strict=True):
+            with same:
                 curve[str(epoch)] = round(error_rate(model, images, prepare=prepare), 4)
     return curves
