@@ -12,7 +12,7 @@ from hardconcrete.paper.engine import Engine, scaled
 from hardconcrete.paper.experiment import Experiment, learner
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, with_dropout
-from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack, variance_and_mean
+from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack
 
 CPU = torch.device("cpu")
 
@@ -95,44 +95,6 @@ def test_what_is_compiled_gives_the_same_gradients(count: int, noise: Images) ->
         stack.step()
     for eager, compiled in zip(stacks[0]._trained, stacks[1]._trained, strict=True):
         torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-4, atol=1e-6)
-
-
-def normed(rate: float = 0.1) -> Learner:
-    torch.manual_seed(0)
-    layers = torch.nn.Conv2d(1, 4, 5, stride=4), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
-    model = torch.nn.Sequential(*layers, torch.nn.Linear(4 * 6 * 6, 10))
-    recipe = Recipe(batch_size=20, lr=rate, optimizer="sgd", weight_decay=0.01, averaging=0.5)
-    return Learner("", 0, model, recipe)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_descent_and_averages_are_those_of_pytorch(compiled: bool, noise: Images) -> None:
-    one, other = normed(), normed()
-    stack = Stack([one], noise.images, noise.labels, prepare=scaled, compiled=compiled)
-    stack.begin_epoch(0)
-    (reference,) = other.optimizers
-    for group in reference.param_groups:
-        group["lr"].fill_(other.recipe.lr)
-    other.average.n_averaged.fill_(1)  # as it is at the beginning counts
-    for batch in stack.order[:, 0]:
-        stack.step()
-        reference.zero_grad()
-        other.objective(None, scaled(noise.images[batch]), noise.labels[batch]).backward()
-        reference.step()
-        other.average.update_parameters(other.model)
-    _ = one.averaged, other.averaged  # with the statistics of batch norm
-    assert len(one.state()) == len(other.state())
-    for name, tensor in one.state().items():
-        torch.testing.assert_close(tensor, other.state()[name], rtol=1e-3, atol=1e-5)
-
-
-def test_variance_by_sums_is_that_of_pytorch() -> None:
-    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
-    for dim, correction, keepdim in [([0, 2], 0, True), ([1], 1, False), (None, 1, False)]:
-        expected = torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
-        torch.testing.assert_close(
-            variance_and_mean(x, dim, correction=correction, keepdim=keepdim), expected
-        )
 
 
 def test_dropout_differs_between_stacked_networks_and_repeats_by_epoch(noise: Images) -> None:

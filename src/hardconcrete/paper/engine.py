@@ -21,9 +21,6 @@ from hardconcrete.paper.stack import Prepare, Stack
 WARM_UP = 3
 """Steps before capture: they create the optimiser's state, and are undone."""
 
-PLANS = 0
-"""Of cuDNN, that are tried for a convolution where the fastest is looked for; 0: all it knows."""
-
 
 def scaled(images: Tensor) -> Tensor:
     """Pixels of 0 to 255, brought to [0, 1].
@@ -148,11 +145,7 @@ class Engine:
         fastest = self.learners[0].recipe.bf16  # or the same bits in every run
         with (
             torch.backends.cudnn.flags(
-                enabled=True,
-                benchmark=fastest,
-                benchmark_limit=PLANS,
-                deterministic=not fastest,
-                allow_tf32=True,
+                enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=True
             ),
             warnings.catch_warnings(),
         ):

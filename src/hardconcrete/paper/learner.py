@@ -155,7 +155,9 @@ class Learner:
     def shrink(self, pays: float = 0.1, left: int = 0) -> bool:
         """Remove units that have stayed shut, if that saves such a part of the multiply-adds.
 
-        Unless as many more get shut in an epoch that, over those left, waiting brings in more.
+        Unless as many more get shut in an epoch that, over those left, waiting brings in more. A
+        budget is met by what the readout shuts, and pushes that further shut: it need not be
+        unlikely to open.
         """
         if not self.recipe.shrink or not self.gates:
             return False
@@ -163,6 +165,7 @@ class Learner:
         waits = (last - before) * left > last
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
         how["pays"] = NEVER if waits else pays
+        how["below"] = 0.01 if self.budget is None else "readout"
         report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
         self._savings = (0.0, 0.0) if report else (last, report.saved)
         self._look_again()

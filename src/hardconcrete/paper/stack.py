@@ -7,15 +7,15 @@ Nothing that a step reads or writes moves: a CUDA graph can replay it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import chain, cycle
-from typing import Any, Self
+from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
 from hardconcrete.errors import ArgumentError
@@ -68,14 +68,11 @@ class Stack:
         self.averages = _stacked([learner.average.module for learner in learners])
         self._trained = [each for each in self.parameters.values() if each.requires_grad]
         self.optimizers = first.optimizers if count == 1 else [self._optimizer()]
-        by_sgd = [each for each in self.optimizers if isinstance(each, torch.optim.SGD)]
-        self._descents = [descent for each in by_sgd for descent in Descent.of(each)]
-        self._others = [each for each in self.optimizers if each not in by_sgd]
+        self._update_average = get_ema_multi_avg_fn(first.recipe.averaging)
         self._compiled: Callable[..., Any] | None = None
         self._compile, self._bf16 = compiled, first.recipe.bf16
         follow = None if first.budget is None else first.budget.step
         self._follow_budget = _compiled(follow) if follow and compiled else follow
-        self._moved = _compiled(self._move) if compiled and by_sgd else self._move
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""
@@ -115,24 +112,18 @@ class Stack:
         losses, gradients = self._differentiated(self.noise, images, labels)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
-        for optimizer in self._others:
+        for optimizer in self.optimizers:
             optimizer.step()
-        with torch.no_grad():
-            self._moved([[own.grad for own in each.parameters] for each in self._descents])
+        bounds = self.learners[0].recipe.clamp
+        if bounds is not None and self.noise is not None:
+            with torch.no_grad():
+                self.parameters["gates.log_alpha"].clamp_(*bounds)
         if self._follow_budget is not None:
             self._follow_budget()
+        current, averages = list(self.parameters.values()), list(self.averages.values())
+        self._update_average(averages, current, self.done)
         self.done.add_(1)
         self.loss.add_(losses.detach())
-
-    def _move(self, gradients: list[Any]) -> None:
-        """Descend, and update the averages: compiled, in one pass over the parameters."""
-        recipe = self.learners[0].recipe
-        for descent, own in zip(self._descents, gradients, strict=True):
-            descent.step(own)
-        if recipe.clamp is not None and self.noise is not None:
-            self.parameters["gates.log_alpha"].clamp_(*recipe.clamp)
-        current, averages = list(self.parameters.values()), list(self.averages.values())
-        torch._foreach_lerp_(averages, current, 1 - recipe.averaging)  # type: ignore[arg-type]
 
     def _differentiated(self, *batch: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The loss of every network, and the gradients of their sum, averaged over processes."""
@@ -197,65 +188,9 @@ class Stack:
                 }
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Parameters that ``torch.optim.SGD`` would move, with Nesterov's momentum.
-
-    Its own step cannot be compiled together with what comes after it.
-    """
-
-    parameters: list[Tensor]
-    momenta: list[Tensor]
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.SGD) -> list[Self]:
-        """The groups of an optimiser, whose momenta are created if they are not there."""
-        for own in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-            optimizer.state[own].setdefault("momentum_buffer", torch.zeros_like(own))
-        return [
-            cls(own, [optimizer.state[each]["momentum_buffer"] for each in own], group)
-            for group in optimizer.param_groups
-            if (own := group["params"])
-        ]
-
-    def step(self, gradients: list[Tensor]) -> None:
-        """One step, in place."""
-        decay, momentum = self.settings["weight_decay"], self.settings["momentum"]
-        downhill = torch._foreach_add(gradients, self.parameters, alpha=decay)
-        torch._foreach_mul_(self.momenta, momentum)
-        torch._foreach_add_(self.momenta, downhill)
-        ahead = torch._foreach_add(downhill, self.momenta, alpha=momentum)
-        torch._foreach_add_(self.parameters, torch._foreach_mul(ahead, -self.settings["lr"]))
-
-
 def _compiled(function: Callable[..., Any]) -> Any:
     """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
-    return torch.compile(function, dynamic=False, backend=_inductor)
-
-
-def _inductor(graph: Any, inputs: Any) -> Any:
-    """PyTorch's own backend, but batch norms sum squares: half of Welford's work."""
-    from torch._inductor.compile_fx import compile_fx  # slow to import
-    from torch._inductor.decomposition import select_decomp_table
-
-    sums = {torch.ops.aten.var_mean.correction: variance_and_mean}
-    return compile_fx(graph, inputs, decompositions={**select_decomp_table(), **sums})
-
-
-def variance_and_mean(
-    x: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """By the sums of the numbers and of their squares, both in one pass.
-
-    Example:
-        >>> import torch
-        >>> variance_and_mean(torch.tensor([1.0, 2.0, 6.0]), [0], correction=0)
-        (tensor(4.6667), tensor(3.))
-    """
-    mean, squares = (each.mean(dim, keepdim=keepdim) for each in (x, x * x))
-    count = x.numel() / max(1, mean.numel())
-    return (squares - mean * mean).clamp(min=0) * (count / (count - correction)), mean
+    return torch.compile(function, dynamic=False)
 
 
 def world() -> int:
