@@ -76,6 +76,14 @@ BY_HAND = {
     "addmv": (Does(lambda _, a: torch.addmv(a[0], a, a[0])), (torch.zeros(3, 3),), 9),
     "addbmm": (Does(lambda _, a: torch.addbmm(a[0, :, :5], a, a.mT)), (x,), 2 * 5 * 8 * 5),
     "einsum": (Does(lambda _, a: torch.einsum("bij,bkj->ik", a, a)), (x,), 2 * 5 * 8 * 5),
+    "einsum over one": (
+        Does(lambda _, a, b: torch.einsum("bti, io -> bo", a, b)),
+        (torch.zeros(2, 5, 1), torch.zeros(1, 8)),
+        2 * 1 * 8,
+    ),
+    "einsum of no product": (Does(lambda _, a: torch.einsum("bij,bij->bij", a, a)), (x,), 0),
+    "einsum of one tensor": (Does(lambda _, a: torch.einsum("bij->b", a)), (x,), 0),
+    "einsum without an arrow": (Does(lambda _, a: torch.einsum("bij,bij", a, a)), (x,), 2 * 5 * 8),
     "attention": (
         Does(lambda _, *qkv: F.scaled_dot_product_attention(*qkv)),
         (query, key, key),

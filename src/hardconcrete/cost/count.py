@@ -10,6 +10,7 @@ weight at every position, attention every pair of positions.
 """
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -202,6 +203,38 @@ class _Tally(TorchDispatchMode):
         return result
 
 
+class _Einsums(TorchFunctionMode):
+    """Sees to it that a contraction over one index counts: torch multiplies that out."""
+
+    def __init__(self, tally: _Tally) -> None:
+        super().__init__()
+        self.tally = tally
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.tally.macs
+        result = func(*args, **(kwargs or {}))
+        if func is torch.einsum and self.tally.macs == before:
+            self.tally.macs += _contracted(*args)
+        return result
+
+
+def _contracted(equation: Any, *operands: Any) -> int:
+    """Multiply-adds of an einsum over indices that two tensors share; 0 if there are none.
+
+    What only one of them has, and the result has not, is summed before.
+    """
+    if not isinstance(equation, str) or len(operands) != 2:
+        return 0
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    first, second = given.split(",")
+    shared = {*first} & {*second} - {*result}
+    if not shared or not arrow or "." in given:
+        return 0
+    sizes = dict(zip(first, operands[0].shape, strict=True))
+    sizes |= dict(zip(second, operands[1].shape, strict=True))
+    return math.prod(sizes[letter] for letter in {*result} | shared)
+
+
 def _is_known(operator: Any, args: Any) -> bool:
     """The formulas are about dense tensors: a sparse product has fewer multiply-adds."""
     has_formula = operator in MACS or operator in flop_registry
@@ -276,7 +309,7 @@ def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
     tensors = chain(model.parameters(), model.buffers(), tensors_in((args, kwargs)))
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     tally = _Tally()
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), tally:
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), tally, _Einsums(tally):
         model(*args, **kwargs)
     return tally
 
