@@ -132,7 +132,7 @@ def figure4(runs: Path, out: Path) -> Drawing:
             facts.update(_flops(axes, [run for run in found if run.experiment.dataset == dataset]))
             axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
             axes.set_ylabel("GFLOPs per image (one multiply-add is two)")
-            axes.legend(fontsize=6)
+            _legend(axes)
         _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"])
 
     return Drawing(save(draw, out, "figure4", (14, 4.2)), facts)
@@ -173,4 +173,11 @@ def _errors(axes: "Axes", runs: Sequence[Run]) -> None:
             axes.plot(epochs, [*curve.values()], style, color=colour, label=label)
     axes.set(title="cifar10", xlabel="epoch", yscale="log")
     axes.set_ylabel("error (%): test (line), training (dashes)")
-    axes.legend(fontsize=6)
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=6)
+    else:
+        axes.text(0.5, 0.5, "no run yet", transform=axes.transAxes, ha="center")
