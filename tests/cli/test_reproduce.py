@@ -1,55 +1,16 @@
+"""Every table and figure has a command; bad settings and interrupts are said in words."""
+
 import builtins
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import hardconcrete
 from hardconcrete.cli import app
-from hardconcrete.paper.datasets import load_digits
-from hardconcrete.paper.demo import SETTINGS
 from hardconcrete.paper.examination import Result
 from hardconcrete.paper.experiment import Experiment
-from hardconcrete.paper.learner import Recipe
 
 run = CliRunner().invoke
-
-
-def test_version() -> None:
-    assert run(app, ["--version"]).stdout.strip() == f"hardconcrete {hardconcrete.__version__}"
-
-
-@pytest.mark.parametrize("command", [[], ["reproduce"]])
-def test_without_a_command_it_teaches(command: list[str]) -> None:
-    assert "Usage" in run(app, command).output
-
-
-def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = replace(SETTINGS["digits"], recipe=Recipe(epochs=2, gate_lr=0.1))
-    monkeypatch.setitem(SETTINGS, "digits", quick)
-    monkeypatch.setattr(
-        "hardconcrete.paper.demo.load_mnist",
-        lambda split, data: load_digits(split),  # noqa: ARG005
-    )
-    result = run(app, ["demo", "--out", str(tmp_path)])
-    assert result.exit_code == 0
-    assert "data: MNIST" in result.stdout
-    assert "dense" in result.stdout
-    assert "(expected 100%)" in result.stdout
-    assert "0.4633" in result.stdout
-    found = {file.name for file in tmp_path.iterdir()}
-    pictures = {
-        f"{name}.{kind}" for name in ("pixels", "gates", "units") for kind in ("svg", "png")
-    }
-    assert found == pictures | {
-        "figure2.svg",
-        "figure2.png",
-        "record.json",
-        "small.safetensors",
-    }
-    assert "fc1: " in result.stdout
-    assert "that the MACs promise, the clock shows" in " ".join(result.stdout.split())
 
 
 @pytest.fixture
@@ -138,34 +99,3 @@ def test_a_missing_extra_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     result = run(app, ["reproduce", "figure1"])
     assert result.exit_code == 1
     assert "pip install 'hardconcrete[plot]'" in " ".join(result.output.split())
-
-
-def test_groups_prints_the_tree_of_any_importable_model() -> None:
-    result = run(app, "groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28".split())
-    assert result.exit_code == 0
-    assert "conv2: 50 feature maps, each 8,501 parameters and 40,000 MACs" in result.stdout
-    assert "the model's output" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("hardconcrete.paper.models --input 1,1,28,28", "must be written package.module:factory"),
-        ("hardconcrete.paper.models:VGG --input 1,1", "cannot be imported"),
-        ("hardconcrete.paper.models:LeNet5 --input 1,x", "must be a shape such as 1,3,32,32"),
-        ("hardconcrete.paper.models:LeNet5 --input 1,3,28,28", "cannot be traced"),
-        ("torch:zeros --input 1,3", "cannot be called without arguments"),
-        ("collections:OrderedDict --input 1,3", "not a torch.nn.Module"),
-    ],
-)
-def test_what_cannot_be_traced_is_said_in_words(arguments: str, words: str) -> None:
-    result = run(app, ["groups", *arguments.split()])
-    assert result.exit_code == 1
-    assert words in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("command", ["demo", "reproduce mlp", "reproduce wrn"])
-def test_a_budget_is_a_part_of_the_dense_network(command: str) -> None:
-    result = CliRunner().invoke(app, [*command.split(), "--macs", "1.5"])
-    assert result.exit_code == 2
-    assert "Invalid value for '--macs'" in result.output

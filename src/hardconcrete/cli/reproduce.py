@@ -1,184 +1,31 @@
-"""The command line: arguments only. Torch is imported when a command runs, not before."""
+"""``hardconcrete reproduce``: every table and figure of the paper."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperCommand
 
-import hardconcrete
-from hardconcrete.errors import ArgumentError, HardConcreteError
+from hardconcrete.cli.words import (
+    Macs,
+    ManyValues,
+    Out,
+    Params,
+    interrupts_in_words,
+    refusals_in_words,
+    refuse_both,
+    show,
+)
 
 if TYPE_CHECKING:
-    from hardconcrete.paper.demo import Demo
     from hardconcrete.paper.examination import Result
     from hardconcrete.paper.experiment import Experiment
-    from hardconcrete.paper.figures import Drawing
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    help="Train any PyTorch network to be small: L0 regularization with hard concrete gates.",
-    epilog="Begin with `hardconcrete demo`.",
-)
 reproduce = typer.Typer(no_args_is_help=True, help="Reproduce the paper, row by row.")
-app.add_typer(reproduce, name="reproduce")
 
-
-class ManyValues(TyperCommand):
-    """A command whose list options take all their values at once: ``--seeds 0 1 2``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the option before each further value, as the parser wants it."""
-        many = {
-            name
-            for option in self.params
-            if getattr(option, "multiple", False)
-            for name in option.opts
-        }
-        expanded: list[str] = []
-        current = None
-        for arg in args:
-            if arg.startswith("--"):
-                current = arg if arg in many else None
-            elif current and expanded[-1] != current:
-                expanded.append(current)
-            expanded.append(arg)
-        return super().parse_args(ctx, expanded)
-
-
-Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the samples in part (b).")]
 Samples = Annotated[int, typer.Option(min=1, help="Samples averaged in part (b).")]
-
-
-Macs = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        max=1.0,
-        help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3.",
-    ),
-]
-Params = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Likewise: the part of the dense parameters to keep."),
-]
-
-
-def refuse_both(lam: bool, macs: float | None, params: float | None) -> None:
-    """A lambda says how much a unit costs, a budget what all of them may."""
-    if lam and not macs is params is None:
-        raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
-
-
-@contextmanager
-def refusals_in_words() -> Iterator[None]:
-    """An error of ours is a message and an exit status, not a traceback."""
-    try:
-        yield
-    except (HardConcreteError, OSError) as error:
-        console = Console(stderr=True)
-        console.print("error: ", style="bold red", end="")
-        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-
-
-def show(drawing: "Drawing", title: str) -> None:
-    """The facts of a figure and where it was written."""
-    console = Console()
-    table = Table("fact", "value", title=title, title_justify="left")
-    table.columns[1].justify = "right"
-    for fact, value in drawing.facts.items():
-        table.add_row(fact, f"{value:.4f}")
-    console.print(table)
-    for file in drawing.files:
-        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
-
-
-def print_version(wanted: bool) -> None:
-    """Answer ``--version`` and stop."""
-    if wanted:
-        typer.echo(f"hardconcrete {hardconcrete.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print it.")
-    ] = False,
-) -> None:
-    """Train any PyTorch network to be small."""
-
-
-@app.command()
-def demo(
-    out: Out = Path("report"),
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with MNIST; else HARDCONCRETE_DATA, the cache, or a download."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of both networks.")] = 0,
-    lam: Annotated[
-        float | None, typer.Option(min=0, help="Lambda times the number of training images.")
-    ] = None,
-    macs: Macs = None,
-    params: Params = None,
-) -> None:
-    """See one gate at work, then watch a network learn which of its own units to drop."""
-    with refusals_in_words():
-        refuse_both(lam is not None, macs, params)
-        from hardconcrete.paper.demo import demo as run_demo
-        from hardconcrete.paper.demo import find_data
-        from hardconcrete.paper.figures import figure2
-
-        show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
-        train, test, title = find_data(data)
-        typer.echo(f"\nA gate on every input and hidden unit of a network; data: {title}")
-        show_demo(run_demo(train, test, out, seed, lam=lam, macs=macs, params=params))
-
-
-def show_demo(found: "Demo") -> None:
-    """Both networks side by side, and what was drawn."""
-    table = Table("network", "test error", "pixels-hidden-hidden left", "multiply-adds")
-    dense = found.outcomes[0].macs
-    for row in found.outcomes:
-        share = f"{row.macs:,.0f} ({row.macs / dense:.0%})"
-        table.add_row(row.name, f"{row.error:.2f}%", "-".join(map(str, row.units)), share)
-    console = Console()
-    console.print(table)
-    console.print(f"\nThe gated network, made small and proven equal: {found.plan}\n")
-    typer.echo(str(found.report))
-    for file in found.files:
-        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
-
-
-@app.command()
-def groups(
-    model: Annotated[str, typer.Argument(help="package.module:factory; a class or a function.")],
-    input: Annotated[  # noqa: A002  (the option is called --input)
-        list[str], typer.Option(help="Shape of an input, 1,3,32,32, or 2,16:int64 for others.")
-    ],
-    input_features: Annotated[
-        bool, typer.Option("--input-features", help="Count the model's own inputs as units, too.")
-    ] = False,
-) -> None:
-    """Print the units of any importable model that could go, and what is fixed and why.
-
-    Example: hardconcrete groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28
-    """
-    with refusals_in_words():
-        from hardconcrete.report.importing import example_input, import_model
-        from hardconcrete.structure import find_groups
-
-        inputs = tuple(example_input(shape) for shape in input)
-        typer.echo(str(find_groups(import_model(model), inputs, input_features=input_features)))
 
 
 @reproduce.command("figure1")
@@ -197,17 +44,6 @@ def reproduce_figure2(out: Out = Path("report"), samples: Samples = 10_000, seed
         from hardconcrete.paper.figures import figure2
 
         show(figure2(out, samples=samples, seed=seed), "Figure 2")
-
-
-@contextmanager
-def interrupts_in_words(how: str) -> Iterator[None]:
-    """Refusals in words; an interrupt says how to go on."""
-    with refusals_in_words():
-        try:
-            yield
-        except KeyboardInterrupt:
-            typer.echo(f"stopped; the same command {how}continues from the last checkpoint")
-            raise typer.Exit(130) from None
 
 
 Runs = Annotated[Path, typer.Option(help="Folder for the files of the runs.")]

@@ -1,0 +1,93 @@
+"""What the commands share: options, refusals in words, and how a figure is shown."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperCommand
+
+from hardconcrete.errors import ArgumentError, HardConcreteError
+
+if TYPE_CHECKING:
+    from hardconcrete.paper.figures import Drawing
+
+Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
+Macs = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3.",
+    ),
+]
+Params = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Likewise: the part of the dense parameters to keep."),
+]
+
+
+def refuse_both(lam: bool, macs: float | None, params: float | None) -> None:
+    """A lambda says how much a unit costs, a budget what all of them may."""
+    if lam and not macs is params is None:
+        raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
+
+
+class ManyValues(TyperCommand):
+    """A command whose list options take all their values at once: ``--seeds 0 1 2``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat the option before each further value, as the parser wants it."""
+        many = {
+            name
+            for option in self.params
+            if getattr(option, "multiple", False)
+            for name in option.opts
+        }
+        expanded: list[str] = []
+        current = None
+        for arg in args:
+            if arg.startswith("--"):
+                current = arg if arg in many else None
+            elif current and expanded[-1] != current:
+                expanded.append(current)
+            expanded.append(arg)
+        return super().parse_args(ctx, expanded)
+
+
+@contextmanager
+def refusals_in_words() -> Iterator[None]:
+    """An error of ours is a message and an exit status, not a traceback."""
+    try:
+        yield
+    except (HardConcreteError, OSError) as error:
+        console = Console(stderr=True)
+        console.print("error: ", style="bold red", end="")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def interrupts_in_words(how: str) -> Iterator[None]:
+    """Refusals in words; an interrupt says how to go on."""
+    with refusals_in_words():
+        try:
+            yield
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command {how}continues from the last checkpoint")
+            raise typer.Exit(130) from None
+
+
+def show(drawing: "Drawing", title: str) -> None:
+    """The facts of a figure and where it was written."""
+    console = Console()
+    table = Table("fact", "value", title=title, title_justify="left")
+    table.columns[1].justify = "right"
+    for fact, value in drawing.facts.items():
+        table.add_row(fact, f"{value:.4f}")
+    console.print(table)
+    for file in drawing.files:
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
