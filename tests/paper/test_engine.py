@@ -134,6 +134,16 @@ def test_shrinking_waits_while_more_and_more_is_shut(digits: Images) -> None:
     assert one.shrink(pays=0.2, left=100)
 
 
+@pytest.mark.parametrize("budgeted", [False, True])
+def test_a_budget_removes_what_the_readout_shuts(budgeted: bool) -> None:
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    penalties = [hc.Budget(model, macs=0.5)] * budgeted
+    one = Learner("one", 0, model, Recipe(batch_size=50, shrink=1), *penalties)
+    model.gates.log_alpha.data[:9] = -4.0  # shut, and still open one time in twelve
+    assert one.shrink() == budgeted
+    assert one.gates == (21 if budgeted else 30)
+
+
 def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(function: Any) -> Any:
         return torch.compile(function, dynamic=False, backend="eager")
