@@ -12,13 +12,14 @@ from hardconcrete.errors import ArgumentError
 from hardconcrete.paper import wide
 from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
 from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.wide import WideExperiment, run_wide, wide_learner
 
 CPU = torch.device("cpu")
 
 
 def small(**settings: object) -> WideExperiment:
-    return WideExperiment(network="wrn-10-1", epochs=2, **settings)
+    return WideExperiment(**{"network": "wrn-10-1", "epochs": 2, **settings})
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def small(**settings: object) -> WideExperiment:
         small(dataset="cifar100"),
         small(faithful=True),
         small(variant="budget"),
-        small(variant="budget", shrink=1, noise=True),
+        small(variant="budget", shrink=1, noise=True, epochs=4, gate_lr=4.0),
         WideExperiment(network="resnet-8", epochs=1),
         WideExperiment(network="preact-8", epochs=1, variant="dense"),
     ],
@@ -46,7 +47,10 @@ def test_every_kind_of_row_is_trained_and_tested_once(
     assert [*result.curve] == [str(epoch) for epoch in range(1, experiment.epochs + 1)]
     if experiment.variant == "budget":
         assert result.macs[0] <= 0.5 * result.macs[1]
-    record = json.loads((tmp_path / experiment.name / "record.json").read_text())
+    folder = RunFolder(tmp_path / experiment.name)
+    state, _, _ = folder.load()
+    assert ("seed0.model.gates.original" in state) == bool(experiment.shrink)  # units have gone
+    record = folder.read()
     assert record["tested_on"] == "test set"
     assert len(record["test_opened"]) == 1
     assert run_wide(experiment, out=tmp_path, resume=True) == result
