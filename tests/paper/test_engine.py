@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError, DataError
+from hardconcrete.errors import ArgumentError, CompactionError, DataError
 from hardconcrete.paper.datasets import Images, load_digits
 from hardconcrete.paper.engine import Engine, error_rate, scaled
 from hardconcrete.paper.learner import Learner, Recipe
@@ -132,6 +132,26 @@ def test_shrinking_waits_while_more_and_more_is_shut(digits: Images) -> None:
     assert not one.shrink(pays=0.2, left=100)
     assert not one.shrink(pays=0.2, left=100)  # it was more than before, an epoch ago
     assert one.shrink(pays=0.2, left=100)
+
+
+def test_all_at_once_waits_an_epoch_too(digits: Images) -> None:
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    one = Learner("one", 0, model, Recipe(batch_size=50, shrink=1))
+    Engine([one], digits)
+    model.gates.log_alpha.data[:9] = -20.0
+    assert [one.shrink(pays=0.2, left=100) for _ in range(3)] == [False, False, True]
+
+
+def test_what_cannot_shrink_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise CompactionError("no")
+
+    monkeypatch.setattr(hc, "shrink", refuse)
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    one = Learner("one", 0, model, Recipe(batch_size=50, shrink=1))
+    with pytest.warns(hc.HardConcreteWarning, match="one goes on as it is: no"):
+        assert not one.shrink()
+    assert not one.shrink()
 
 
 @pytest.mark.parametrize("budgeted", [False, True])

@@ -45,8 +45,11 @@ def test_every_kind_of_row_is_trained_and_tested_once(
     assert result.images_per_second > 0
     assert result.macs[0] <= result.macs[1]
     assert [*result.curve] == [str(epoch) for epoch in range(1, experiment.epochs + 1)]
+    assert [*result.latency] == ["cpu, float32, batch 1"]
+    assert result.seconds_in_all > result.seconds
     if experiment.variant == "budget":
         assert result.macs[0] <= 0.5 * result.macs[1]
+        assert all(units % 8 == 0 for units in result.units)
     folder = RunFolder(tmp_path / experiment.name)
     state, _, _ = folder.load()
     assert ("seed0.model.gates.original" in state) == bool(experiment.shrink)  # units have gone
@@ -68,6 +71,26 @@ def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
+
+
+@pytest.mark.usefixtures("opened_cifar")
+def test_a_shrunk_network_goes_on_and_is_built_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, build = [], Engine.build
+    monkeypatch.setattr(Engine, "build", lambda engine: (builds.append(engine), build(engine)))
+    experiment = small(variant="budget", shrink=1, epochs=4, gate_lr=4.0)
+    whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
+    shrinks, pieces, result = len(builds) - 1, 0, None
+    while result is None:
+        out = tmp_path / "pieces"
+        result = run_wide(experiment, out=out, device="cpu", resume=pieces > 0, minutes=0.0)
+        pieces += 1
+    assert pieces == 4
+    assert shrinks > 0
+    assert len(builds) == 1 + shrinks + pieces + shrinks
+    assert result.curve == whole.curve
+    assert (result.error, result.seconds_in_all) == (whole.error, None)
 
 
 def test_the_gates_of_the_wide_network_are_those_of_the_paper() -> None:

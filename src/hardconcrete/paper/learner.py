@@ -1,8 +1,9 @@
 """One network of an experiment: its weights, optimiser, averages and its own randomness."""
 
 import copy
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
-from hardconcrete.errors import DataError
+from hardconcrete.errors import CompactionError, DataError
 
 RANK_STRIDE = 1_000_000_007
 """Between the seeds of processes that train one network: each draws gates of its own."""
@@ -162,11 +163,16 @@ class Learner:
         if not self.recipe.shrink or not self.gates:
             return False
         before, last = self._savings
-        waits = (last - before) * left > last
+        waits = left > 0 and (last == 0 or (last - before) * left > last)
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
         how["pays"] = NEVER if waits else pays
         how["below"] = 0.01 if self.budget is None else "readout"
-        report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
+        try:
+            report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
+        except CompactionError as error:  # a long training is worth more than a shorter one
+            warnings.warn(f"{self.name} goes on as it is: {error}", hc.HardConcreteWarning, 2)
+            self.recipe = replace(self.recipe, shrink=0)
+            return False
         self._savings = (0.0, 0.0) if report else (last, report.saved)
         self._look_again()
         return bool(report)
@@ -177,8 +183,10 @@ class Learner:
         for penalty in self.objective.penalties:
             penalty()
 
-    def _shrink_as(self, state: dict[str, Tensor]) -> None:
+    def shrink_as(self, state: dict[str, Tensor]) -> None:
         """Remove what a saved learner had removed, so that its state fits."""
+        if "model.gates.checks" not in state and "model.gates.original" not in state:
+            return
         parts = {"model.": self.model, "average.": self.average.module}
         for mark, model in parts.items():
             model.load_state_dict(
@@ -209,8 +217,7 @@ class Learner:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Write a state back, in place."""
-        if "model.gates.checks" in state or "model.gates.original" in state:
-            self._shrink_as(state)
+        self.shrink_as(state)
         own = self.state()
         for name in own.keys() ^ state.keys():
             raise DataError(f"this checkpoint is of another network: {name} is in one of them only")

@@ -81,7 +81,8 @@ def table2(runs: Path) -> str:
         "Test error of the compacted network, averaged weights, last epoch; the paper's: medians "
         "of five runs.",
         "",
-        "Faster: the dense network's time for a batch over the compacted one's, both measured.",
+        "Faster: the dense network's time for a batch over the compacted one's, both measured; on "
+        "a GPU replayed as a CUDA graph. Images a second while training; at last: after shrinking.",
         "",
         "| network | variant | data | epochs | n | error | MACs | expected | parameters | faster "
         "| images/s | paper |",
@@ -89,11 +90,9 @@ def table2(runs: Path) -> str:
     ]
     keys = dict.fromkeys((run.row, run.experiment.dataset, run.experiment.epochs) for run in found)
     for row, dataset, epochs in keys:
-        own = [
-            run.result
-            for run in found
-            if (run.row, run.experiment.dataset, run.experiment.epochs) == (row, dataset, epochs)
-        ]
+        key = row, dataset, epochs
+        alike = [r for r in found if (r.row, r.experiment.dataset, r.experiment.epochs) == key]
+        own = [run.result for run in alike]
         paper = PUBLISHED.get(row, (None, None))[dataset == "cifar100"]
         cells = [
             row[0],
@@ -106,11 +105,30 @@ def table2(runs: Path) -> str:
             spread([100 * result.expected_macs / result.macs[1] for result in own], "{:.1f}%"),
             spread([100 * result.params[0] / result.params[1] for result in own], "{:.1f}%"),
             "; ".join(_faster(own)),
-            f"{statistics.median(result.images_per_second for result in own):,.0f}",
+            _rates(alike),
             "" if paper is None else f"{paper:.2f}%",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _rates(runs: Sequence[Run]) -> str:
+    """Images a second over the whole training, and in epochs after the last shrink."""
+    whole = statistics.median(run.result.images_per_second for run in runs)
+    last = [rate for run in runs if (rate := _last_rate(run))]
+    return f"{whole:,.0f}" + (f", at last {statistics.median(last):,.0f}" if last else "")
+
+
+def _last_rate(run: Run) -> float | None:
+    """None where nothing was removed while training."""
+    lines = run.folder.lines()
+    widths = [line.get("widths") for line in lines]
+    if len(lines) < 2 or widths[0] == widths[-1]:
+        return None
+    images = run.result.images_per_second * run.result.seconds / run.experiment.epochs
+    pairs = zip(lines[1:], lines[:-1], widths[:-1], strict=True)
+    after = [b["seconds"] - a["seconds"] for b, a, before in pairs if before == widths[-1]]
+    return images / statistics.median(after) if after else None
 
 
 def _faster(results: Sequence[WideResult]) -> Iterable[str]:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
-from hardconcrete.paper.learner import rank
+from hardconcrete.paper.learner import Learner, rank
 from hardconcrete.paper.records import RunFolder
 
 CHECKPOINT_SECONDS = 15.0
@@ -87,14 +87,26 @@ def load(engine: Engine, folder: RunFolder) -> None:
     state, engine.done, engine.seconds = found
     shrunk = False
     for learner in engine.learners:
-        prefix = f"seed{learner.seed}."
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         before = learner.gates
-        learner.restore(own)
+        learner.restore(_own(state, learner))
         learner.taken = engine.done * engine.steps
         shrunk = shrunk or learner.gates != before
     if shrunk:
         engine.build()
+
+
+def fit(learner: Learner, folder: RunFolder) -> bool:
+    """Make a network as small as its checkpoint, before it is compiled; whether there is one."""
+    found = folder.load()
+    if found is not None:
+        learner.shrink_as(_own(found[0], learner))
+    return found is not None
+
+
+def _own(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
+    """The part of a checkpoint that is about one network."""
+    prefix = f"seed{learner.seed}."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def save(engine: Engine, folder: RunFolder) -> None:

@@ -2,9 +2,10 @@
 
 import copy
 import math
+import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -17,11 +18,12 @@ from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
 from hardconcrete.paper.cifar_images import load_cifar
 from hardconcrete.paper.datasets import Images, hold_out
 from hardconcrete.paper.engine import Engine, error_rate
+from hardconcrete.paper.latencies import latencies
 from hardconcrete.paper.learner import Learner, Recipe, rank
 from hardconcrete.paper.mnist import choose_device
 from hardconcrete.paper.models import PreActResNet, ResNet, WideResNet
 from hardconcrete.paper.records import RunFolder, environment
-from hardconcrete.paper.training import train
+from hardconcrete.paper.training import fit, train
 
 Dataset = Literal["cifar10", "cifar100"]
 Variant = Literal["dense", "dropout", "l0", "budget"]
@@ -38,6 +40,10 @@ WARMUP = 0.1
 """Part of the training in which a budget comes down; with what is removed the rest is cheaper."""
 BATCHES = 100
 """Of training images, on which the batch norms of the averaged network are estimated."""
+FEW_BATCHES = 20
+"""The same, for a curve."""
+ROUND_TO = 8
+"""What a budget leaves of each group is a multiple of this: other widths are slow on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -140,16 +146,19 @@ class WideResult:
     Args:
         error: of the compacted network with averaged weights, its batch norms estimated anew.
         raw_error: of the network as it was trained last, under the readout.
-        units: gates that are left, by group.
+        units: what the compacted network has of each group.
         macs: multiply-adds of the compacted network, for one image, and of the dense one.
         params: parameters, likewise.
         expected_macs: under the probabilities of opening.
         seconds: of training, and of building anew what has shrunk.
         seconds_to_build: to compile and capture, before the first epoch.
+        seconds_in_all: from reading the data to the last epoch, with checkpoints and all else;
+            None where the run was continued.
         images_per_second: of training, over all epochs.
         peak_memory: bytes on the GPU; None on a CPU.
         latency: milliseconds of the dense and of the compacted network, by device and batch.
-        curve: test error of the averaged network by epoch, from what was saved while it trained.
+        curve: test error of the averaged network by epoch, from what was saved while it trained,
+            its batch norms estimated anew.
         training_curve: its error on 10,000 training images, likewise.
     """
 
@@ -166,6 +175,7 @@ class WideResult:
     latency: dict[str, tuple[float, float]]
     curve: dict[str, float]
     training_curve: dict[str, float]
+    seconds_in_all: float | None = None
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
@@ -194,13 +204,14 @@ def run_wide(
         folder.refuse_others(asdict(experiment))
         if "result" in folder.read():
             return WideResult.of(folder.read()["result"])
-    place = choose_device(device)
+    place, start = choose_device(device), time.perf_counter()
     training = load_cifar(experiment.classes, "train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
     if rank() == 0:
         folder.begin(asdict(experiment), resume=resume)
     learner = wide_learner(experiment, len(training), place)
+    continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
     to_build = engine.seconds_to_build
@@ -209,88 +220,86 @@ def run_wide(
     if forecast and rank() == 0:
         say(f"note: {forecast}")
     sizes = {group.name: group.units for group in getattr(learner.model, "groups", ())}
-    if not train(engine, folder, sizes, dense_macs, minutes=minutes) or rank() > 0:
+    if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
         return None
+    in_all = None if continued else round(time.perf_counter() - start, 1)
 
     def open_test() -> Images:
         folder.note_opening()
         return held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
 
-    result = _examined(experiment, engine, to_build, prepare, training, open_test, folder)
-    folder.write(
-        {
-            **folder.read(),
-            "environment": environment(place),
-            "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
-            "forecast": forecast,
-            "result": asdict(result),
-        }
-    )
+    seconds = {"seconds_to_build": round(to_build, 1), "seconds_in_all": in_all}
+    about = {
+        "environment": environment(place),
+        "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
+        "forecast": forecast,
+    }
+    for result in _examined(experiment, engine, seconds, prepare, training, open_test, folder):
+        folder.write({**folder.read(), **about, "result": asdict(result)})
     return result
+
+
+def _widths(model: nn.Module) -> dict[str, Any]:
+    """What is there of each group, gates that are shut included: it is less after a shrink."""
+    return {"widths": [group.units for group in getattr(model, "groups", ())]}
 
 
 def _examined(
     experiment: WideExperiment,
     engine: Engine,
-    to_build: float,
+    seconds: dict[str, Any],
     prepare: Preparation,
     training: Images,
     open_test: Callable[[], Images],
     folder: RunFolder,
-) -> WideResult:
-    """Estimate batch norms, compact and save; then open the test set, and test."""
+) -> Iterator[WideResult]:
+    """Estimate batch norms, compact and save; then open the test set, and test.
+
+    First what counts, then the same with latencies and curves.
+    """
     (learner,) = engine.learners
     place, averaged = learner.device, copy.deepcopy(learner.averaged)
     rows = torch.arange(BATCHES * learner.recipe.batch_size) % len(training)
     batches = [prepare(training.images[part].to(place)) for part in rows.split(128)]
     hc.recalibrate(averaged, batches)
-    small = averaged
-    if isinstance(averaged, hc.GatedModel):
-        small = hc.compact(averaged, budget=learner.budget)
-        if learner.budget is not None:  # other units than the readout's may be open
-            hc.recalibrate(small, batches)
+    small, units = averaged, tuple[int, ...]()
+    if learner.budget is not None:
+        limit = hc.Budget(averaged, macs=experiment.macs)
+        small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
+        hc.recalibrate(small, batches)  # other units than the readout's may be open
+    elif isinstance(averaged, hc.GatedModel):
+        small = hc.compact(averaged)
+    if small is not averaged:
         hc.save(folder.small(experiment.seed), small)
+        units = tuple(len(kept.kept) for kept in hc.CompactionPlan.of(small).groups.values())
     image = torch.zeros(1, 3, 32, 32)
     own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
-    snapshots = folder.snapshots(experiment.seed)
     plain, few, test = prepare.eval(), training.take(slice(10_000)), open_test()
-    curve, training_curve = _curves(experiment, learner, snapshots, (test, few), plain)
     gated = isinstance(averaged, hc.GatedModel)
     seen = engine.epochs * engine.steps * learner.recipe.batch_size
-    return WideResult(
+    result = WideResult(
         error=round(error_rate(small, test, prepare=plain), 4),
         raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
-        units=averaged.units_left() if gated else (),
+        units=units,
         macs=(own.macs, dense.macs),
         params=(own.params, dense.params),
         expected_macs=averaged.expected("macs").item() if gated else dense.macs,
         seconds=round(engine.seconds, 1),
-        seconds_to_build=round(to_build, 1),
         images_per_second=round(seen / engine.seconds, 1),
         peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
-        latency=_latency(experiment, small, place),
-        curve=curve,
-        training_curve=training_curve,
+        latency={},
+        curve={},
+        training_curve={},
+        **seconds,
     )
-
-
-def _latency(
-    experiment: WideExperiment, small: nn.Module, place: torch.device
-) -> dict[str, tuple[float, float]]:
-    """Of the dense and the compacted network in turn, each in its fastest layout."""
-    found = {}
-    settings = [("cpu", torch.float32, 1)]
-    if place.type == "cuda":
-        settings.append(("cuda", torch.bfloat16, 128))
-    for kind, dtype, batch in settings:
-        dense, after = (copy.deepcopy(each).to(kind, dtype) for each in (experiment.build(), small))
-        images = torch.zeros(batch, 3, 32, 32, device=kind, dtype=dtype)
-        both = ("contiguous", "channels_last")
-        report = hc.measure(dense, after, images, batches=[batch], repeats=10, layouts=both)
-        words = f"{kind}, {str(dtype).removeprefix('torch.')}, batch {batch}"
-        (time,) = report.latencies
-        found[words] = round(time.before_ms, 4), round(time.after_ms, 4)
-    return found
+    yield result
+    result = replace(result, latency=latencies(experiment.build(), small, place))
+    yield result
+    states = folder.snapshots(experiment.seed)
+    curve, training_curve = _curves(
+        experiment, learner, states, (test, few), plain, batches[:FEW_BATCHES]
+    )
+    yield replace(result, curve=curve, training_curve=training_curve)
 
 
 def _forecast(learner: Learner, steps: int) -> str:
@@ -334,12 +343,22 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     penalty = hc.L0Penalty(gated, lam, weight_decay=GATED_DECAY, decay_moves_gates=False)
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
+        target = experiment.macs - min(_filling(gated), 0.1 * experiment.macs)
         steps = round(3 * WARMUP * experiment.epochs * (examples // recipe["batch_size"]))
-        penalties.append(hc.Budget(gated, macs=experiment.macs, steps=max(3, steps)))
+        penalties.append(hc.Budget(gated, macs=target, steps=max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
     recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
     return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
+
+
+def _filling(gated: hc.GatedModel) -> float:
+    """What filling a group up to a multiple costs on average, as a part of the multiply-adds."""
+    fewer = torch.ones(len(gated.gates.log_alpha), device=gated.gates.log_alpha.device)
+    for group in gated.groups:
+        fewer[group.start : group.start + ROUND_TO // 2] = 0
+    ledger = gated.ledger
+    return 1 - (ledger.delivered(fewer)[1] / ledger.dense[1]).item()
 
 
 def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -353,8 +372,12 @@ def _curves(
     snapshots: Iterable[tuple[int, dict[str, Tensor]]],
     sets: Sequence[Images],
     prepare: nn.Module,
+    batches: Sequence[Tensor],
 ) -> list[dict[str, float]]:
-    """Errors of what was saved, by epoch, on each set; in the precision of the training."""
+    """Errors of what was saved, by epoch, on each set; in the precision of the training.
+
+    Batch norms are estimated anew on the batches, as for the network at the end.
+    """
     place, curves = learner.device, [dict[str, float]() for _ in sets]
     model = wide_learner(experiment, 1, place).model  # as large as it was at the beginning
     same = torch.autocast(
@@ -362,6 +385,8 @@ def _curves(
     )  # a cache would keep the weights of the first
     for epoch, state in snapshots:
         model.load_state_dict(state)
+        with same:
+            hc.recalibrate(model, batches)
         for curve, images in zip(curves, sets, strict=True):
             with same:
                 curve[str(epoch)] = round(error_rate(model, images, prepare=prepare), 4)
