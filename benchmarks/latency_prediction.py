@@ -3,7 +3,7 @@
 LeNet-5 and ResNet-20 with automatic gates, at random widths: every group keeps between a tenth and
 all of its units. In one process the table is measured, then the compacted networks are timed in
 turn, and both again, five times, for a shared machine is slow at times: what counts is the median
-of five ratios. Within each, other processes only add time: of the calls of an operator or of a
+of these ratios. Within each, other processes only add time: of the calls of an operator or of a
 network that one counts which a fifth are faster than.
 
     python benchmarks/latency_prediction.py [--threads 2] [--out results/latency_prediction.json]
@@ -29,8 +29,6 @@ BOUND = 0.15
 PATTERNS = 8
 NETWORKS = {"LeNet-5": (LeNet5, (1, 28, 28)), "ResNet-20": (lambda: ResNet(20), (3, 32, 32))}
 BATCHES = (1, 64)
-SESSIONS = 5
-"""How often the table is measured and the networks are timed."""
 
 
 def shut_some(gated: hc.GatedModel, seed: int) -> None:
@@ -53,7 +51,7 @@ def timed(models: list[nn.Module], x: torch.Tensor, seconds: float) -> list[list
     return times
 
 
-def compare(name: str, batch: int, seconds: float, first: int) -> dict[str, Any]:
+def compare(name: str, batch: int, seconds: float, sessions: int, first: int) -> dict[str, Any]:
     """Predicted and measured, for every pattern of gates."""
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
@@ -68,9 +66,9 @@ def compare(name: str, batch: int, seconds: float, first: int) -> dict[str, Any]
         for k, (_, macs) in enumerate(patterns)
     ]
     tables = []
-    for _ in range(SESSIONS):
+    for _ in range(sessions):
         tables.append(gated.measure_latency(batch=batch, fresh=True))
-        times = timed(models, torch.randn(batch, *shape), seconds / SESSIONS)
+        times = timed(models, torch.randn(batch, *shape), seconds)
         for row, own, (is_open, _) in zip(rows, times, patterns, strict=True):
             row["predicted_ms"].append(tables[-1].delivered(is_open).item())
             row["measured_ms"].append(undisturbed(own))
@@ -94,7 +92,8 @@ def main() -> None:
     """Measure and print, and perhaps write, the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=16.0, help="of timing, each of the four")
+    parser.add_argument("--sessions", type=int, default=5, help="tables, and timings after each")
+    parser.add_argument("--seconds", type=float, default=3.2, help="of timing after each table")
     parser.add_argument("--first", type=int, default=0, help="seed of the first pattern")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -102,7 +101,8 @@ def main() -> None:
     record = {"environment": environment(torch.device("cpu")), "bound": BOUND, "results": []}
     for name in NETWORKS:
         for batch in BATCHES:
-            result = compare(name, batch, arguments.seconds, arguments.first)
+            how = arguments.seconds, arguments.sessions, arguments.first
+            result = compare(name, batch, *how)
             record["results"].append(result)
             print(f"\n{name}, batch {batch}: {result['table']}")
             print("seed   MACs  predicted  measured   error")
