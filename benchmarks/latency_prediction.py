@@ -1,10 +1,11 @@
 """Claim to be tested: predicted latency is within 15% of the compacted network's, on CPU.
 
 LeNet-5 and ResNet-20 with automatic gates, at random widths: every group keeps between a tenth and
-all of its units. In one process the table is measured, then the compacted networks are timed in
-turn, and both again, five times, for a shared machine is slow at times: what counts is the median
-of these ratios. Within each, other processes only add time: of the calls of an operator or of a
-network that one counts which a fifth are faster than.
+all of its units. In one process the table is measured, then the compacted networks are timed, ten
+calls of each in its turn: a network in use runs by itself, with its weights in the caches. All
+that is done again, five times, for a shared machine is slow at times: what counts is the median of
+the ratios. Within each, other processes only add time: of the calls of an operator or of a network
+that one counts which a fifth are faster than.
 
     python benchmarks/latency_prediction.py [--threads 2] [--out results/latency_prediction.json]
 """
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost.timing import WARMUP, interleaved, undisturbed
+from hardconcrete.cost.timing import interleaved, undisturbed
 from hardconcrete.paper.models import LeNet5, ResNet
 from hardconcrete.paper.records import environment
 
@@ -41,13 +42,13 @@ def shut_some(gated: hc.GatedModel, seed: int) -> None:
 
 
 def timed(models: list[nn.Module], x: torch.Tensor, seconds: float) -> list[list[float]]:
-    """Milliseconds of calls made in turn, for so many seconds."""
+    """Milliseconds of calls, for so many seconds; each model in its turn by itself, as in use."""
     times: list[list[float]] = [[] for _ in models]
     with torch.inference_mode():
         started = time.perf_counter()
-        while time.perf_counter() - started < seconds or len(times[0]) < 2 * WARMUP:
-            rounds = interleaved([partial(model, x) for model in models], repeats=10)
-            times = [[*all_of, *more] for all_of, more in zip(times, rounds, strict=True)]
+        while time.perf_counter() - started < seconds or len(times[0]) < 20:
+            for own, model in zip(times, models, strict=True):
+                own += interleaved([partial(model, x)], repeats=10)[0]
     return times
 
 
