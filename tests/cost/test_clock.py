@@ -125,3 +125,8 @@ def test_the_file_is_the_machines_own() -> None:
     assert f"{torch.get_num_threads()}-threads" in name
     assert torch.__version__ in name
     assert json.dumps(name)
+
+
+def test_the_clock_does_not_count_itself() -> None:
+    nothing, something = clock._times([lambda: None, lambda: sum(range(2000))], torch.device("cpu"), 50)
+    assert nothing < 0.001 < something

@@ -35,7 +35,7 @@ BELIEF = 0.5
 """How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
 estimates of what another network of these operators will take, and err in different ways."""
 
-ESTIMATOR = "2"
+ESTIMATOR = "3"
 """Times in the cache are of one way to measure them."""
 
 REPEATS = 15
