@@ -49,6 +49,7 @@ def test_every_kind_of_row_is_trained_and_tested_once(
     assert result.seconds_in_all > result.seconds
     if experiment.variant == "budget":
         assert result.macs[0] <= 0.5 * result.macs[1]
+        assert len(result.units) == 3
         assert all(units % 8 == 0 for units in result.units)
     folder = RunFolder(tmp_path / experiment.name)
     state, _, _ = folder.load()

@@ -146,7 +146,7 @@ class WideResult:
     Args:
         error: of the compacted network with averaged weights, its batch norms estimated anew.
         raw_error: of the network as it was trained last, under the readout.
-        units: what the compacted network has of each group.
+        units: what the compacted network has of each gated group.
         macs: multiply-adds of the compacted network, for one image, and of the dense one.
         params: parameters, likewise.
         expected_macs: under the probabilities of opening.
@@ -219,7 +219,7 @@ def run_wide(
     forecast = _forecast(learner, engine.steps) if experiment.variant == "l0" else ""
     if forecast and rank() == 0:
         say(f"note: {forecast}")
-    sizes = {group.name: group.units for group in getattr(learner.model, "groups", ())}
+    sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
     if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
         return None
     in_all = None if continued else round(time.perf_counter() - start, 1)
@@ -267,11 +267,12 @@ def _examined(
         limit = hc.Budget(averaged, macs=experiment.macs)
         small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
         hc.recalibrate(small, batches)  # other units than the readout's may be open
+        left = hc.CompactionPlan.of(small).groups
+        units = tuple(len(left[group.name].kept) for group in averaged.groups)
     elif isinstance(averaged, hc.GatedModel):
-        small = hc.compact(averaged)
+        small, units = hc.compact(averaged), averaged.units_left()
     if small is not averaged:
         hc.save(folder.small(experiment.seed), small)
-        units = tuple(len(kept.kept) for kept in hc.CompactionPlan.of(small).groups.values())
     image = torch.zeros(1, 3, 32, 32)
     own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
     plain, few, test = prepare.eval(), training.take(slice(10_000)), open_test()
