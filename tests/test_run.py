@@ -95,7 +95,7 @@ def test_the_test_environment_serves_the_demo(project: Path) -> None:
     python(project)
     for tool in ("ruff", "mypy", "lint-imports", "pytest", "hardconcrete"):
         write(project / "tools" / tool, f'#!/bin/sh\necho "{tool} $*"\n')
-    assert "pytest -n 2 --dist worksteal\n" in call(project, "test").stdout
+    assert "pytest -n 2 --dist worksteal --cov --cov-report=term\n" in call(project, "test").stdout
     assert "pytest -k kl\n" in call(project, "test", "-k", "kl").stdout
     assert call(project, "demo").stdout == "hardconcrete demo\n"
 
