@@ -93,8 +93,15 @@ class Group:
 
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        return sum(axis.squared_norms(parameters[axis.parameter], self.units) for axis in self.axes)  # type: ignore[return-value]
+        return sum(  # type: ignore[return-value]
+            axis.squared_norms(_ungated(model, axis.parameter), self.units) for axis in self.axes
+        )
+
+
+def _ungated(model: nn.Module, parameter: str) -> Tensor:
+    """A parameter as it is trained; as an attribute it comes with its gates."""
+    path, _, name = parameter.rpartition(".")
+    return model.get_submodule(path)._parameters[name]  # type: ignore[return-value]
 
 
 def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
