@@ -130,6 +130,18 @@ def test_within_the_band_gates_go_to_their_sides() -> None:
     assert (shut > 0).all()
 
 
+@pytest.mark.parametrize("below", [1.0, 1.01, 1.019, 1.1, 1.5])
+def test_satisfied_it_prunes_no_more(below: float) -> None:
+    """However long it was violated: what pushes open gates is set back at once, and not unwound."""
+    _, before = at(0.5, 0.5)
+    gated, budget = at(0.25, 0.5)
+    budget.load_state_dict({**budget.state_dict(), "log_multiplier": torch.tensor([20.0])})
+    assert (slopes(gated, budget)[0] > 1).any()
+    budget._limits.fill_(before.delivered()["units"] * below)
+    budget.step()
+    assert (slopes(gated, budget)[0] <= 0).all()
+
+
 def test_the_multiplier_follows_what_is_delivered() -> None:
     """Up by GAIN times the error, down below the band, and still within it."""
     for limit, change in ((0.25, 1), (0.75, -1)):

@@ -40,10 +40,11 @@ class Budget:
     with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
     every gate is pushed further to its side, so undecided gates decide themselves; above it, open
     gates have a positive price and those that the task needs least are shut; below it, shut gates
-    have a negative price and come back. After the warm-up, ``own``, the cost of the unit in bands,
-    keeps units that are larger than the error from being moved to correct it. The logarithm of the
-    multiplier grows by GAIN * e above the limit and falls below the band, so the scale of the loss
-    does not matter.
+    have a negative price and come back. At the limit pruning stops at once, however long it was
+    exceeded: the price of open gates starts anew from zero. After the warm-up, ``own``, the cost of
+    the unit in bands, keeps units that are larger than the error from being moved to correct it.
+    The logarithm of the multiplier grows by GAIN * e above the limit and falls below the band, so
+    the scale of the loss does not matter.
 
     Of several limits the one that is exceeded most sets the price of a gate.
 
