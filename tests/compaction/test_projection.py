@@ -1,5 +1,7 @@
 """Compaction within a budget: never above it, and nothing is shut that would still fit."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -168,3 +170,27 @@ def test_reading_everything_can_be_cheaper_than_choosing() -> None:
     gated.gates.log_alpha.data[:3] = -9.0
     small = hc.compact(gated, budget=hc.Budget(gated, weight_bytes=1.0))
     assert hc.count(small, torch.zeros(1, 100)).params == 1032
+
+
+@pytest.mark.parametrize("log_alpha", [-9.0, -20.0, -40.0, -200.0])
+def test_units_shut_for_long_still_fill_blocks(log_alpha: float) -> None:
+    """Their mean is zero in floating point, but not their place in a width."""
+    model = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 4))
+    gated = hc.attach_gates(model, torch.randn(3, 16))
+    gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 11 + [log_alpha] * 39))
+    assert hc.compact(gated, round_to=8)[0].out_features == 16
+    budget = hc.Budget(gated, macs=0.8)
+    assert hc.compact(gated, budget=budget)[0].out_features == 40
+    assert hc.compact(gated, budget=budget, round_to=16)[0].out_features == 32
+
+
+@pytest.mark.parametrize("where", [{}, {"sites": ["0:out"]}])
+@pytest.mark.parametrize("log_alpha", [-20.0, 0.1, 3.0])
+def test_a_last_short_block_comes_after_all_others(log_alpha: float, where: Any) -> None:
+    """Three blocks of 16 and one of 2, of which 40 units would fit: 34 are no multiple."""
+    model = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 4))
+    gated = hc.attach_gates(model, torch.randn(3, 16), **where)
+    nn.init.constant_(gated.gates.log_alpha, log_alpha)
+    gated.gates.log_alpha.data[:3] = 5.0
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.8), round_to=16)
+    assert small[0].out_features == 32

@@ -1,5 +1,6 @@
 """Gates that keep a budget exactly: the least certain units are shut or come back, by blocks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from hardconcrete.objective.constraint import Constraint, delivered
 
 ROUNDING = 1e-9
 """Relative rounding of a sum in float64, which is no excess."""
+
+LEAST = 1e-9
+"""The value of a unit that comes back though its mean is zero in floating point: it has a place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +32,7 @@ class Block:
     """
 
     gates: Tensor
-    rank: tuple[float, float, int]
+    rank: tuple[float, ...]
     group: int
     alike: bool
 
@@ -50,7 +54,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
         if budget is not None:
             loose = [block for _, *others in by_group for block in others]
             is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
-        mean = gated.gates.distribution().mean.to(values.dtype)
+        mean = gated.gates.distribution().mean.to(values.dtype).clamp(min=LEAST)
         return torch.where(is_open, torch.where(values > 0, values, mean), 0.0)
 
 
@@ -70,9 +74,11 @@ def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
     chance = gated.gates.distribution().open_probability.double()
     order = log_alpha[group.slice].argsort(descending=True, stable=True) + group.start
     alike = group.name in {found.name for found in gated.structure or ()}
-    blocks = []
+    blocks: list[Block] = []
+    rank: tuple[float, ...] = 1.0, math.inf, 0.0
     for k, gates in enumerate(order.split(size)):
-        rank = chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
+        own = chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
+        rank = tuple(map(min, own, rank))  # in this order, whatever the rounding
         blocks.append(Block(gates, rank, group.index, alike))
     return blocks
 
@@ -111,15 +117,17 @@ def _fitted(
 def _reopened(
     gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
 ) -> Tensor:
-    full: set[int] = set()
+    refused: dict[int, int] = {}
     for block in reversed(loose):
-        if block.group not in full and not is_open[block.gates].any():
-            trial = is_open.clone()
-            trial[block.gates] = True
-            if _fits(gated, limits, trial):
-                is_open = trial
-            elif block.alike:
-                full.add(block.group)
+        size, most = len(block.gates), refused.get(block.group)
+        if is_open[block.gates].any() or (most and (block.alike or size < most)):
+            continue  # a shorter block, the last of its group, comes after all others
+        trial = is_open.clone()
+        trial[block.gates] = True
+        if _fits(gated, limits, trial):
+            is_open = trial
+        else:
+            refused[block.group] = size
     return is_open
 
 
