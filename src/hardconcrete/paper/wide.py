@@ -155,7 +155,7 @@ class WideResult:
         seconds_in_all: from reading the data to the last epoch, with checkpoints and all else;
             None where the run was continued.
         images_per_second: of training, over all epochs.
-        peak_memory: bytes on the GPU; None on a CPU.
+        peak_memory: most bytes that training had on the GPU; None on a CPU.
         latency: milliseconds of the dense and of the compacted network, by device and batch.
         curve: test error of the averaged network by epoch, from what was saved while it trained,
             its batch norms estimated anew.
@@ -223,18 +223,23 @@ def run_wide(
     if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
         return None
     in_all = None if continued else round(time.perf_counter() - start, 1)
+    memory = torch.cuda.max_memory_allocated() if place.type == "cuda" else None
 
     def open_test() -> Images:
         folder.note_opening()
         return held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
 
-    seconds = {"seconds_to_build": round(to_build, 1), "seconds_in_all": in_all}
+    spent = {
+        "seconds_to_build": round(to_build, 1),
+        "seconds_in_all": in_all,
+        "peak_memory": memory,
+    }
     about = {
         "environment": environment(place),
         "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
         "forecast": forecast,
     }
-    for result in _examined(experiment, engine, seconds, prepare, training, open_test, folder):
+    for result in _examined(experiment, engine, spent, prepare, training, open_test, folder):
         folder.write({**folder.read(), **about, "result": asdict(result)})
     return result
 
@@ -247,7 +252,7 @@ def _widths(model: nn.Module) -> dict[str, Any]:
 def _examined(
     experiment: WideExperiment,
     engine: Engine,
-    seconds: dict[str, Any],
+    spent: dict[str, Any],
     prepare: Preparation,
     training: Images,
     open_test: Callable[[], Images],
@@ -287,11 +292,10 @@ def _examined(
         expected_macs=averaged.expected("macs").item() if gated else dense.macs,
         seconds=round(engine.seconds, 1),
         images_per_second=round(seen / engine.seconds, 1),
-        peak_memory=torch.cuda.max_memory_allocated() if place.type == "cuda" else None,
         latency={},
         curve={},
         training_curve={},
-        **seconds,
+        **spent,
     )
     yield result
     result = replace(result, latency=latencies(experiment.build(), small, place))
