@@ -128,6 +128,11 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     assert rates[0] == pytest.approx(0.1 * 0.2**2)
     assert isinstance(one.budget, hc.Budget)
     assert one.budget.warmup == pytest.approx(0.1 * 2 * 390, abs=1)
+    slower = small(variant="budget", warmup=0.5)
+    assert "budget-0.5-warmup0.5-seed" in slower.name
+    budget = wide_learner(slower, 50_000, CPU).budget
+    assert budget is not None
+    assert budget.warmup == 0.5 * 2 * 390
 
 
 @pytest.mark.usefixtures("opened_cifar")
@@ -155,6 +160,8 @@ def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
         ({"lam": -1.0}, "--lam -1.0"),
         ({"variant": "dense", "faithful": True}, "--faithful is about gates"),
         ({"variant": "l0", "noise": True}, "--noise is about what a budget leaves"),
+        ({"variant": "l0", "warmup": 0.3}, "for --variant budget"),
+        ({"variant": "budget", "warmup": 0.0}, "--warmup 0.0 must be a part of the training"),
     ],
 )
 def test_impossible_rows_are_refused(settings: dict, words: str) -> None:

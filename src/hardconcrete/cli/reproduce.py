@@ -223,6 +223,10 @@ def reproduce_wrn(
     gate_lr: Annotated[
         float | None, typer.Option(help="Gates in Adam at this rate, outside the schedule.")
     ] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(help="Part of the training in which the budget comes down; 0.1 if not told."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
     epochs: Epochs = 200,
     noise: Annotated[
@@ -252,7 +256,7 @@ def reproduce_wrn(
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
         setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}
         flags: Any = {"epochs": epochs, "faithful": faithful, "validate": validate}
-        flags |= {"noise": noise, "shrink": shrink}
+        flags |= {"noise": noise, "shrink": shrink, "warmup": warmup}
         experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}

@@ -44,8 +44,9 @@ class Run:
         one = self.experiment
         told = {"l0": f" {one.lam:g}", "budget": f" {one.macs:g}"}.get(one.variant, "")
         marks = [*[", faithful"] * one.faithful, *[", noise"] * one.noise]
-        if one.gate_lr is not None:
-            marks.append(f", gates {one.gate_lr:g}")
+        for mark, value in (("gates", one.gate_lr), ("warm-up", one.warmup)):
+            if value is not None:
+                marks.append(f", {mark} {value:g}")
         return one.network, "".join([one.variant, told, *marks])
 
 

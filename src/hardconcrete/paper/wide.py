@@ -37,7 +37,7 @@ GATE_LR = 5e-3
 SCHEDULE = (0.3, 0.6, 0.8)
 """Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
 WARMUP = 0.1
-"""Part of the training in which a budget comes down; with what is removed the rest is cheaper."""
+"""Part of the training in which a budget comes down, unless told otherwise: the rest is cheaper."""
 BATCHES = 100
 """Of training images, on which the batch norms of the averaged network are estimated."""
 FEW_BATCHES = 20
@@ -58,6 +58,7 @@ class WideExperiment:
         macs: the part of the dense multiply-adds to keep, for ``"budget"``.
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
+        warmup: the part of the training in which a budget comes down; a tenth if None.
         seed: of weights, data and gates.
         epochs: passes over the training images.
         noise: whether units that a budget leaves open go on to be dropped as often as at the start,
@@ -75,6 +76,7 @@ class WideExperiment:
     lam: float = 0.001
     macs: float = 0.5
     gate_lr: float | None = None
+    warmup: float | None = None
     seed: int = 0
     epochs: int = 200
     noise: bool = False
@@ -91,6 +93,10 @@ class WideExperiment:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
         if not 0 <= self.lam < math.inf:
             raise ArgumentError(f"--lam {self.lam} must not be negative or infinite")
+        if self.warmup is not None and not (self.variant == "budget" and 0 < self.warmup <= 1):
+            raise ArgumentError(
+                f"--warmup {self.warmup} must be a part of the training, for --variant budget"
+            )
         if self.noise and self.variant != "budget":
             raise ArgumentError("--noise is about what a budget leaves: --variant budget")
         if self.faithful and self.variant != "l0":
@@ -116,6 +122,8 @@ class WideExperiment:
         setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
+        if self.warmup is not None:
+            setting += [f"warmup{self.warmup:g}"]
         setting += ["noise"] * self.noise
         setting += [f"shrink{self.shrink}"] * bool(self.shrink)
         marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
@@ -349,7 +357,8 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
         target = experiment.macs - min(_filling(gated), 0.1 * experiment.macs)
-        steps = round(3 * WARMUP * experiment.epochs * (examples // recipe["batch_size"]))
+        warmup = WARMUP if experiment.warmup is None else experiment.warmup
+        steps = round(3 * warmup * experiment.epochs * (examples // recipe["batch_size"]))
         penalties.append(hc.Budget(gated, macs=target, steps=max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
