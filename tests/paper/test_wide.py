@@ -135,6 +135,14 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     assert budget.warmup == 0.5 * 2 * 390
 
 
+@pytest.mark.parametrize(("network", "decay"), [("wrn-10-1", 5e-4), ("resnet-8", 1e-4)])
+def test_networks_decay_as_they_were_published_to(network: str, decay: float) -> None:
+    dense = wide_learner(small(network=network, variant="dense"), 50_000, CPU)
+    assert dense.optimizers[0].param_groups[0]["weight_decay"] == decay
+    (penalty,) = wide_learner(small(network=network), 50_000, CPU).objective.penalties
+    assert penalty.weight_decay == pytest.approx(decay / 0.7)
+
+
 @pytest.mark.usefixtures("opened_cifar")
 def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
     highest = {}
