@@ -26,6 +26,15 @@ def number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("log_alpha", [-16.0, -20.0, -40.0, -80.0])
+def test_the_mean_of_a_gate_that_is_hardly_ever_open(log_alpha: float, dtype: torch.dtype) -> None:
+    """There 1 - Q(s) is alpha times the odds of s, and no digit may be lost."""
+    odds = integral(lambda s: ((1.1 - s) / (s + 0.1)) ** (2 / 3))
+    z = hc.HardConcrete(torch.tensor(log_alpha, dtype=dtype))
+    assert z.mean.item() == pytest.approx(math.exp(log_alpha) * odds, rel=3e-5)
+
+
 @gates
 def test_the_formulas_of_the_paper(log_alpha: float, temperature: float) -> None:
     """Eqs. 12, 13 and 23 to 25, written out as the paper has them."""

@@ -217,6 +217,10 @@ class HardConcrete(Rectified):
         """Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 and 25)."""
         return torch.sigmoid(self._log_odds((s - self.low).log() - (self.high - s).log()))
 
+    def _survival(self, s: Tensor) -> Tensor:
+        """1 - Q(s), to all digits where it is small."""
+        return torch.sigmoid(-self._log_odds((s - self.low).log() - (self.high - s).log()))
+
     def _log_density(self, s: Tensor) -> Tensor:
         """Log of the derivative of Q (eqs. 23 and 25)."""
         above, below = (s - self.low).log(), (self.high - s).log()

@@ -118,13 +118,13 @@ class Rectified(Distribution):
     @property
     def mean(self) -> Tensor:
         """E[z], the integral of 1 - Q(s) over (0, 1)."""
-        return (self._ends[0] + self._integrate(lambda s: 1 - self._base_cdf(s))).clamp(0, 1)
+        return (self._ends[0] + self._integrate(self._survival)).clamp(0, 1)
 
     @property
     def variance(self) -> Tensor:
         """E[(z - E z)^2], from the integral of 2 (s - E z)(1 - Q(s)) over (0, 1)."""
         mean = self.mean
-        tail = self._integrate(lambda s: 2 * (s - mean) * (1 - self._base_cdf(s)))
+        tail = self._integrate(lambda s: 2 * (s - mean) * self._survival(s))
         return ((self._ends[0] - mean).square() + tail).clamp_min(0)
 
     def readout(self, rule: str) -> Tensor:
@@ -184,6 +184,10 @@ class Rectified(Distribution):
         inside = (s > lower) & (s < upper)
         value = self.base.cdf(torch.where(inside, s, interior(lower, upper)))
         return torch.where(inside, value, (s >= upper).to(value))
+
+    def _survival(self, s: Tensor) -> Tensor:
+        """1 - Q(s)."""
+        return 1 - self._base_cdf(s)
 
     def _log_density(self, s: Tensor) -> Tensor:
         """Log of the density of the base, for s outside its support too."""
