@@ -194,3 +194,14 @@ def test_a_last_short_block_comes_after_all_others(log_alpha: float, where: Any)
     gated.gates.log_alpha.data[:3] = 5.0
     small = hc.compact(gated, budget=hc.Budget(gated, macs=0.8), round_to=16)
     assert small[0].out_features == 32
+
+
+def test_one_multiply_add_too_many_of_billions_is_too_many() -> None:
+    layers = nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 8, 3, padding=1)
+    images = torch.zeros(1, 8, 512, 512)
+    gated = hc.attach_gates(nn.Sequential(*layers), images)
+    nn.init.constant_(gated.gates.log_alpha, 5.0)
+    dense = int(gated.ledger.dense[1])
+    assert dense > 10**9
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=dense - 1))
+    assert hc.count(small, images).macs < dense

@@ -179,6 +179,29 @@ def test_pixels_are_selected() -> None:
     assert delivered(gated) == counted(gated)
 
 
+class Branch(nn.Module):
+    """Units without gates inside a branch that gated ones can shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1)
+        self.c, self.fc = nn.Conv2d(16, 8, 1), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).relu()
+        beside = self.c(self.b(x).relu())
+        return self.fc(torch.cat([beside, x], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("sites", [["c:out"], ["fc:in"], ["c:out", "fc:in"], ["a:out", "c:out"]])
+def test_a_branch_that_is_shut_takes_its_inner_units_along(sites: list[str]) -> None:
+    gated = hc.attach_gates(Branch(), torch.randn(2, 3, 2, 2), sites=sites)
+    for seed in range(8):
+        drawn = torch.rand(len(gated.gates.log_alpha), generator=torch.manual_seed(seed))
+        gated.gates.log_alpha.data.copy_(torch.where(drawn < 0.1 + 0.1 * (seed % 3), 50.0, -50.0))
+        assert delivered(gated) == counted(gated)
+
+
 def test_units_that_are_not_gated_stay() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), exclude="0")
     gated.gates.log_alpha.data.fill_(-90.0)

@@ -258,6 +258,7 @@ def test_replayed() -> None:
         ({"macs": 0.001}, "a budget of 0.1% of the MACs cannot be met: 0.224% are not gated"),
         ({"units": {"z": 3}}, "'z' is not a group; the groups are a, b"),
         ({"units": {"a": 0.001}}, "units of a=0.001 is less than one unit of 120"),
+        ({"units": 1}, "units=1 are too few: each of 2 groups keeps one"),
         ({"macs": 0.5, "steps": 2}, "steps=2 is no length of a training"),
     ],
 )
@@ -273,6 +274,31 @@ def test_what_is_not_gated_counts() -> None:
         hc.Budget(gated, macs=0.1)
     with pytest.raises(ArgumentError, match="Budget takes what attach_gates returned"):
         hc.Budget(Wide(), macs=0.5)  # type: ignore[arg-type]
+
+
+def test_what_is_not_gated_counts_before_the_gates_too() -> None:
+    """With no unit open the layers in front would be dead, and cost nothing: that is no budget."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16), sites=["b:out"])
+    one = torch.zeros(60)
+    one[0] = 1.0
+    least = gated.ledger.delivered(one)[1] / gated.ledger.dense[1]
+    assert 0.2 < least < 0.3
+    with pytest.raises(ArgumentError, match="cannot be met"):
+        hc.Budget(gated, macs=0.99 * least.item())
+    budget = hc.Budget(gated, macs=1.01 * least.item())
+    small = hc.compact(gated, budget=budget)
+    assert hc.count(small, torch.zeros(1, 16)).macs == least * gated.ledger.dense[1]
+
+
+def test_an_emptied_group_keeps_a_unit_that_counts() -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated.gates.log_alpha.data.fill_(-5.0)
+    gated.gates.log_alpha.data[120:] = 5.0
+    budget = hc.Budget(gated, units=10)
+    assert budget.delivered()["units"] == pytest.approx(61 / 180)
+    small = hc.compact(gated, budget=budget)
+    assert small.a.out_features + small.b.out_features == 10
+    assert hc.Budget(gated, units={"a": 3}).delivered()["units of a"] == pytest.approx(1 / 120)
 
 
 def test_a_layer_that_selects_its_inputs_can_be_cut_to_one() -> None:

@@ -115,10 +115,55 @@ def test_weight_decay_of_gates_is_named() -> None:
 
 
 def test_no_lambda_is_no_pruning() -> None:
+    """But one that would do is named, and does."""
     gated = dense()
     optimizer = SGD(hc.parameter_groups(gated, lr=0.1))
-    with pytest.warns(hc.HardConcreteWarning, match="No lambda or rate would do"):
+    with pytest.warns(hc.HardConcreteWarning, match="a lambda of .*, which is 0 now") as caught:
         hc.check_run(hc.L0Penalty(gated, 0.0), optimizer, 1000)
+    lam = float(str(caught[0].message).split("a lambda of ")[1].split(",")[0])
+    assert not hc.check_run(hc.L0Penalty(gated, lam), optimizer, 1000)[0].stuck
+    with pytest.warns(hc.HardConcreteWarning, match="a learning rate of"):
+        hc.check_run(hc.L0Penalty(gated, 0.9 * lam), optimizer, 1000)
+
+
+def test_the_smallest_lambda_gets_a_number() -> None:
+    gated = dense()
+    optimizer = SGD(hc.parameter_groups(gated, lr=0.1))
+    with pytest.warns(hc.HardConcreteWarning, match=r"a lambda [1-9]\d?,000,000 times as large"):
+        hc.check_run(hc.L0Penalty(gated, 1e-9), optimizer, 1000)
+
+
+def test_gates_that_are_shut_already_are_no_success() -> None:
+    gated = dense()
+    gated.gates.log_alpha.data[0] = -5.0
+    slow = Adam(hc.parameter_groups(gated, lr=1e-3))
+    for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5)):
+        with pytest.warns(hc.HardConcreteWarning, match="this run cannot"):
+            (reach,) = hc.check_run(penalty, slow, 1000)
+        assert reach.already == reach.shut == 1
+        assert reach.stuck
+    gated.gates.log_alpha.data.fill_(-5.0)
+    assert not hc.check_run(hc.L0Penalty(gated, 0.1), slow, 1000)[0].stuck
+
+
+def test_a_budget_that_is_met_already() -> None:
+    gated = dense()
+    slow = Adam(hc.parameter_groups(gated, lr=1e-6))
+    assert hc.check_run(hc.Budget(gated, macs=1.0), slow, 100)[0].shut == 0
+
+
+def test_a_budget_under_sgd_is_followed() -> None:
+    """Its price grows, but not fast enough in so few steps; all is as before afterwards."""
+    layers = nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 16))
+    budget = hc.Budget(gated, macs=0.25, steps=300)
+    gates, state = gated.gates.log_alpha.detach().clone(), budget.state_dict()
+    slow = SGD(hc.parameter_groups(gated, lr=1e-2, gate_lr=1e-5))
+    with pytest.warns(hc.HardConcreteWarning, match="an Adam of their own and a learning rate"):
+        hc.check_run(budget, slow, 300)
+    hc.check_run(budget, slow, 3000)
+    assert torch.equal(gates, gated.gates.log_alpha)
+    assert all(torch.equal(value, budget.state_dict()[name]) for name, value in state.items())
 
 
 def test_a_readout_that_never_shuts() -> None:

@@ -69,11 +69,11 @@ def demo(
 
 def show_demo(found: "Demo") -> None:
     """Both networks side by side, and what was drawn."""
-    table = Table("network", "test error", "pixels-hidden-hidden left", "multiply-adds")
-    dense = found.outcomes[0].macs
+    heads = "network", "test error", "pixels-hidden-hidden left", "multiply-adds", "expected"
+    table, dense = Table(*heads), found.outcomes[0].macs
     for row in found.outcomes:
-        share = f"{row.macs:,.0f} ({row.macs / dense:.0%})"
-        table.add_row(row.name, f"{row.error:.2f}%", "-".join(map(str, row.units)), share)
+        units, share = "-".join(map(str, row.units)), f"{row.macs:,.0f} ({row.macs / dense:.0%})"
+        table.add_row(row.name, f"{row.error:.2f}%", units, share, f"{row.expected / dense:.0%}")
     console = Console()
     console.print(table)
     console.print(f"\nThe gated network, made small and proven equal: {found.plan}\n")

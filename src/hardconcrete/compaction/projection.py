@@ -12,7 +12,7 @@ from hardconcrete.gating import GatedModel, Group
 from hardconcrete.objective import Budget
 from hardconcrete.objective.constraint import Constraint, delivered
 
-ROUNDING = 1e-9
+ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
 
 LEAST = 1e-9
@@ -68,7 +68,7 @@ def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
 
 def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
     """The units of a group, likeliest first; single weights are none."""
-    if any(axis.dim is None for axis in group.axes):
+    if not group.keeps_one:
         return []
     log_alpha = gated.gates.log_alpha.detach().double()
     chance = gated.gates.distribution().open_probability.double()

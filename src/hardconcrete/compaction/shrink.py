@@ -114,11 +114,7 @@ def shrink(
     """
     rule = _Rule(below, checks, round_to, pays)
     optimizers, copies = _optimizers(gated, optimizer), _copies(gated, averages)
-    if gated._latency is not None:
-        raise ArgumentError(
-            "a latency table is about the widths it was measured with: shrink a model without one, "
-            "and call measure_latency afterwards"
-        )
+    _refuse_latency(gated)
     counted, stays = rule.applied(gated)
     present, after = gates_of(gated), None
     found = _described(gated, present[stays], pays)
@@ -135,8 +131,17 @@ def shrink(
     return found
 
 
+def _refuse_latency(gated: GatedModel) -> None:
+    if gated._latency is not None:
+        raise ArgumentError(
+            "a latency table is about the widths it was measured with: shrink a model without one, "
+            "and call measure_latency afterwards"
+        )
+
+
 def replay(gated: GatedModel, original: Tensor) -> None:
     """Remove what a saved model had removed; ``original`` says which gates it had left."""
+    _refuse_latency(gated)
     known, original = shrunk(gated), original.cpu()
     rises = len(original) > 0 and bool((original.diff() > 0).all())
     if not rises or original[0] < 0 or original[-1] >= known.gates:

@@ -94,10 +94,9 @@ class Writer:
             self.strands.append(Strand(k, tuple(zip(own, own, strict=True))))
         layers = selecting_layers(model)
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
+        self.apart = {place: row for place in self.gates if (row := self._apart(place))}
         self.selected = {
-            place: row
-            for place in self.gates
-            if place[0] in layers and place[1] == 1 and (row := self._selection(place))
+            place: row for place, row in self.apart.items() if place[0] in layers and place[1] == 1
         }
 
     def row(self, roots: Tensor) -> int:
@@ -124,7 +123,7 @@ class Writer:
         self.rows.setdefault(row, len(self.rows))
         return row
 
-    def _selection(self, place: Place) -> Row | None:
+    def _apart(self, place: Place) -> Row | None:
         """An axis whose indices go one by one; None where they go with their units."""
         roots = self.relations.roots[place].tolist()
         hosts = [self.alive.unit(root) for root in roots]
@@ -265,7 +264,11 @@ class Writer:
                     makers[k, at] = 1
         sources[..., -1] += sources.sum(2) == 0
         others = [
-            [self._kept((name, d)) for tensor, d in places if tensor == name and d != dim]
+            [
+                self.apart.get(place, self.arriving[place])
+                for place in places
+                if place[0] == name and place[1] != dim
+            ]
             for name, dim in places
         ]
         numbers = [[self.rows[row] for row in rows] for rows in others]

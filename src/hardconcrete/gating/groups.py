@@ -87,6 +87,11 @@ class Group:
         return slice(self.start, self.start + self.units)
 
     @property
+    def keeps_one(self) -> bool:
+        """Whether compaction leaves one unit at least; of single weights it leaves none."""
+        return all(axis.dim is not None for axis in self.axes)
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters that its gates multiply."""
         return tuple(dict.fromkeys(axis.parameter for axis in self.axes))

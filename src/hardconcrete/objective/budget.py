@@ -123,12 +123,16 @@ class Budget:
     @torch.no_grad()
     def step(self) -> None:
         """Look at what is delivered now and set the prices; after the optimiser's step."""
+        self._advance(1)
+
+    def _advance(self, steps: int) -> None:
+        """Some steps at once, in which what is delivered stays as it is."""
         self._keep_up()
-        self._steps.add_(1)
+        self._steps.add_(steps)
         is_open = self._open()
         error = self._error(self._delivered(is_open))
         change = error.clamp(min=0) + (error + BAND).clamp(max=0)
-        self._log_multiplier.add_(GAIN * change).clamp_(-20.0, 20.0)
+        self._log_multiplier.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error)
 
     def delivered(self) -> dict[str, float]:

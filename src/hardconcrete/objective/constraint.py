@@ -55,18 +55,19 @@ class Constraint:
         """Its mean as a part of the dense total, for gates open with these probabilities."""
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
-        return self._share(gated, probability, lambda gates: gated.ledger.expected(gates))
+        if self.kind is None:
+            return probability[self.gates(gated)].double().sum() / self.dense
+        return gated.ledger.expected(probability)[self.kind] / self.dense
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
         """The same of what is left when these gates are open, which the ledger says costs this."""
         if self.name == LATENCY:
             return gated.latency.delivered(is_open) / self.dense
-        return self._share(gated, is_open, lambda _: costs)
-
-    def _share(self, gated: GatedModel, gates: Tensor, costs: Callable[[Tensor], Tensor]) -> Tensor:
         if self.kind is None:
-            return gates[self.gates(gated)].double().sum() / self.dense
-        return costs(gates)[self.kind] / self.dense
+            about = [group for group in gated.groups if self.group in (None, group.name)]
+            left = [is_open[g.slice].sum().clamp(min=float(g.keeps_one)) for g in about]
+            return torch.stack(left).double().sum() / self.dense
+        return costs[self.kind] / self.dense
 
 
 def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> Tensor:
@@ -104,6 +105,9 @@ def constraints(
     elif units is not None:
         dense = sum(group.all_units for group in gated.groups)
         absolute = _absolute("units", units, dense)
+        kept = sum(group.keeps_one for group in gated.groups)
+        if absolute < kept:
+            raise ArgumentError(f"units={units} are too few: each of {kept} groups keeps one")
         found.append(Constraint("units", "units", dense, absolute, None))
     if not found:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
@@ -145,19 +149,10 @@ def _delivered(gated: GatedModel, kind: int, gates: Tensor) -> float:
 
 
 def _least(gated: GatedModel, cost: Callable[[Tensor], float]) -> float:
-    """Of what can be delivered. A layer that selects inputs reads all where none is chosen."""
-    starts = torch.tensor([group.start for group in gated.groups])
-    nothing = torch.zeros_like(gated.gates.log_alpha)
-    found = []
-    for first in (nothing, nothing.index_fill(0, starts.to(nothing.device), 1.0)):
-        gates, least = first, cost(first)
-        for start in starts.tolist():
-            trial = gates.clone()
-            trial[start] = 1 - trial[start]
-            if cost(trial) < least:
-                gates, least = trial, cost(trial)
-        found.append(least)
-    return min(found)
+    """With one unit of each group: with none, what cannot be gated would be dead, and cost less."""
+    one_each = torch.zeros_like(gated.gates.log_alpha)
+    one_each[[group.start for group in gated.groups]] = 1.0
+    return cost(one_each)
 
 
 def _refuse_less_than_least(name: str, limit: float, least: float, dense: float) -> None:

@@ -1,5 +1,6 @@
 """Warnings in words: once before a run, and whenever the gates are looked at."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.penalty import L0Penalty
-from hardconcrete.objective.travel import Motion, Schedule, travel
+from hardconcrete.objective.travel import Motion, Schedule, pushed, travel
 
 LITTLE = 0.02
 """A group with no larger part of its units left has nearly collapsed."""
@@ -22,7 +23,7 @@ LITTLE = 0.02
 SURELY = 12.0
 """A readout that leaves a gate open at minus this, where P(open) is 3e-5, shuts none."""
 
-MOST = 1e6
+MOST = 1e12
 """The largest factor on lambda or a learning rate that is worth proposing."""
 
 
@@ -36,6 +37,8 @@ class Reach:
         end: log_alpha at the end of the run, if the penalty alone moves it.
         shut_below: where the readout shuts a gate.
         shut: how many of its gates are shut at the end.
+        already: how many are shut now.
+        gates: how many it has.
     """
 
     group: str
@@ -43,6 +46,13 @@ class Reach:
     end: float
     shut_below: float
     shut: int
+    already: int
+    gates: int
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has open gates, of which none gets shut."""
+        return self.already < self.gates and self.shut <= self.already
 
 
 def check_run(
@@ -101,7 +111,7 @@ def check_run(
     if isinstance(penalty, Budget):
         return _check_budget(penalty, motion, steps, factor, edge)
     reaches = _reaches(penalty.gated, travel(penalty, motion, steps, factor), edge)
-    stuck = [reach for reach in reaches if not reach.shut and math.isfinite(reach.shut_below)]
+    stuck = [reach for reach in reaches if reach.stuck and math.isfinite(reach.shut_below)]
     if stuck:
         run = _Run(penalty, motion, steps, factor, edge, schedule is None)
         _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
@@ -111,20 +121,32 @@ def check_run(
 def _check_budget(
     budget: Budget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
 ) -> tuple[Reach, ...]:
-    """How far gates get that are pushed as hard as can be."""
-    log_alpha = budget.gated.gates.log_alpha.detach()
-    if not motion.normalised:
-        return _reaches(budget.gated, torch.full_like(log_alpha, -math.inf), edge)
-    farthest = motion.rate * sum(factor(step) for step in range(steps))
-    reaches = _reaches(budget.gated, log_alpha - farthest, edge)
-    if not any(reach.shut for reach in reaches):
+    """How far gates get that are pushed as hard as can be: by Adam at most, by SGD as followed."""
+    gated, pace = budget.gated, sum(map(factor, range(steps)))
+    now = gated.gates.log_alpha.detach().clone()
+
+    def meets(location: Tensor) -> bool:
+        """With all shut that can be by then, but one unit of each group."""
+        is_open = (location > edge).double()
+        for own in gated.by_group(is_open).values():
+            own[0] = 1.0
+        return bool((budget._delivered(is_open) <= budget._limits).all())
+
+    ends = now - motion.rate * pace if motion.normalised else pushed(budget, motion, steps, factor)
+    reaches = _reaches(gated, ends, edge)
+    if not meets(now) and not meets(ends):
+        low, high = 0.0, float((now - edge).max())
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if meets(now - middle) else (middle, high)
         worst = min(reaches, key=lambda reach: reach.start - reach.shut_below)
-        needed = motion.rate * (worst.start - worst.shut_below) / max(farthest, 1e-12)
+        own = "" if motion.normalised else "an Adam of their own and "
         _warn(
             f"this run cannot meet its budget: in {steps:,} steps the gates move by "
-            f"{farthest:.2g} at most, from {worst.start:.2f}, and one is shut below "
-            f"{worst.shut_below:.2f}. Give them a learning rate well above {needed:.2g} (now "
-            f"{motion.rate:.3g}; hc.parameter_groups(gate_lr=...))"
+            f"{worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and one is shut below "
+            f"{worst.shut_below:.2f}. Give them {own}a learning rate well above "
+            f"{high / max(pace, 1e-12):.2g} (now {motion.rate:.3g}; "
+            "hc.parameter_groups(gate_lr=...))"
         )
     return reaches
 
@@ -234,6 +256,8 @@ def _reaches(gated: GatedModel, ends: Tensor, edge: Tensor) -> tuple[Reach, ...]
             last[group.name].mean().item(),
             shut[group.name].mean().item(),
             int((last[group.name] <= shut[group.name]).sum()),
+            int((first[group.name] <= shut[group.name]).sum()),
+            group.units,
         )
         for group in gated.groups
     )
@@ -250,11 +274,17 @@ class _Run:
     edge: Tensor
     constant: bool
 
+    def with_lambda(self, lam: float) -> "_Run":
+        """The same with another one, for all groups."""
+        penalty = copy.copy(self.penalty)
+        penalty.schedule = lambda _: lam
+        return replace(self, penalty=penalty)
+
     def closes(self, lam: float = 1.0, rate: float = 1.0) -> bool:
-        """Whether some gate of every group gets shut, with lambda or the rate times as large."""
+        """Whether gates of every group get shut, with lambda or the rate times as large."""
         motion = replace(self.motion, rate=rate * self.motion.rate)
         ends = travel(self.penalty, motion, self.steps, self.factor, times=lam)
-        return all(reach.shut for reach in _reaches(self.penalty.gated, ends, self.edge))
+        return not any(reach.stuck for reach in _reaches(self.penalty.gated, ends, self.edge))
 
 
 def _least(closes: Callable[[float], bool]) -> float | None:
@@ -273,6 +303,9 @@ def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) ->
     lam = _least(lambda times: run.closes(lam=times))
     rate = _least(lambda times: run.closes(rate=times))
     cures = [f"a lambda {_rounded(lam)} times as large"] if lam else []
+    if not run.penalty._price.any():
+        least = _least(lambda times: run.with_lambda(times / MOST).closes())
+        cures = [f"a lambda of {1.01 * least / MOST:.3g}, which is 0 now"] if least else []
     if rate:
         cures.append(
             f"a learning rate of {rate * run.motion.rate:.3g} for the gates (now "

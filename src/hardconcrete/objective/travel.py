@@ -5,7 +5,7 @@ momentum m, log_alpha falls by (lr / (1 - m)) lambda |g| dP(open)/dlog_alpha a s
 is at most 1/4; under Adam, whatever the size of the gradient, by about lr.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Adamax, NAdam, Optimizer, RAdam
 
+from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.penalty import L0Penalty
 
 Schedule = Callable[[int], float]
@@ -138,8 +139,7 @@ def travel(
     trial = _Trial(penalty, times)
     bank = penalty.gated.gates
     mover = _Mover(motion, bank.log_alpha.detach().clone())
-    ends = torch.linspace(0, steps, min(steps, STRIDES) + 1, dtype=torch.float64).round().tolist()
-    for start, end in pairwise(map(int, ends)):
+    for start, end in _strides(steps):
         middle = (start + end) // 2
         trial.load_state_dict({"steps": penalty.steps + middle})
         location = mover.location.requires_grad_()
@@ -148,6 +148,33 @@ def travel(
         mover.location = location.detach()
         mover.move(slope, end - start, factor(middle))
     return mover.location
+
+
+def pushed(budget: Budget, motion: Motion, steps: int, factor: Schedule) -> Tensor:
+    """How far down every gate gets in a number of steps in which nothing but a budget moves it.
+
+    The budget's price grows as long as too much is open. Budget and gates are as before afterwards.
+    """
+    log_alpha, state = budget.gated.gates.log_alpha, budget.state_dict()
+    before = log_alpha.detach().clone()
+    mover, lowest = _Mover(motion, before.clone()), before.clone()
+    for start, end in _strides(steps):
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(budget(), log_alpha)
+        mover.move(slope, end - start, factor((start + end) // 2))
+        lowest = torch.minimum(lowest, mover.location)
+        with torch.no_grad():
+            log_alpha.copy_(mover.location)
+            budget._advance(end - start)
+    with torch.no_grad():
+        log_alpha.copy_(before)
+    budget.load_state_dict(state)
+    return lowest
+
+
+def _strides(steps: int) -> Iterator[tuple[int, int]]:
+    ends = torch.linspace(0, steps, min(steps, STRIDES) + 1, dtype=torch.float64).round().tolist()
+    return pairwise(map(int, ends))
 
 
 class _Trial(L0Penalty):

@@ -59,12 +59,13 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a network ended: test error in percent, units left, and multiply-adds delivered."""
+    """How a network ended: test error in percent, units left, multiply-adds delivered, expected."""
 
     name: str
     error: float
     units: tuple[int, ...]
     macs: float
+    expected: float
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ def demo(
     learners = [dense, Learner("gated", seed, gated, setting.recipe, penalty)]
     history = _train(learners, train, setting)
     first, second = (
-        Outcome(learner.name, error_rate(learner.averaged, test), now.units, now.delivered)
+        Outcome(
+            learner.name, error_rate(learner.averaged, test), now.units, now.delivered, now.expected
+        )
         for learner, now in zip(learners, history[-1], strict=True)
     )
     gated = learners[1].averaged
