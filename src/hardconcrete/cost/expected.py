@@ -91,7 +91,8 @@ class Ledger:
         """The cost of every kind of what compaction leaves when these gates are open.
 
         A layer of which nothing is left takes along what it alone reads or makes; every group
-        keeps one unit.
+        keeps one unit. Where named sites read a residual stream at several places, compaction can
+        leave less: a unit is one here, wherever along the stream it is read.
         """
         sizes = self.delivered_sizes(is_open)
         return self._total(sizes, sizes.new_zeros(len(self.members)))
