@@ -16,7 +16,7 @@ ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
 
 LEAST = 1e-9
-"""The value of a unit that comes back though its mean is zero in floating point: it has a place."""
+"""A unit with a smaller mean does nothing: it comes back to fill a block, with this value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,22 +40,28 @@ class Block:
 def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor:
     """Values of all gates, of which those that stay open fit the budget and fill blocks.
 
-    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z]. A group that
-    is shut altogether, such as the inside of a residual branch, stays so: what follows it, a batch
-    norm perhaps, has learnt to live with nothing.
+    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z]; blocks of
+    units that would cost and do nothing stay out. A group that is shut altogether, such as the
+    inside of a residual branch, stays so: what follows it, a batch norm perhaps, has learnt to live
+    with nothing.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
+        mean = gated.gates.distribution().mean.to(values.dtype)
         is_open = values > 0
         by_group = [_blocks(gated, group, round_to) for group in gated.groups]
         by_group = [blocks for blocks in by_group if any(is_open[b.gates].any() for b in blocks)]
         for block in [block for blocks in by_group for block in blocks]:
             is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
-            loose = [block for _, *others in by_group for block in others]
+            loose = [
+                block
+                for _, *others in by_group
+                for block in others
+                if is_open[block.gates].any() or mean[block.gates].max() >= LEAST
+            ]
             is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
-        mean = gated.gates.distribution().mean.to(values.dtype).clamp(min=LEAST)
-        return torch.where(is_open, torch.where(values > 0, values, mean), 0.0)
+        return torch.where(is_open, torch.where(values > 0, values, mean.clamp(min=LEAST)), 0.0)
 
 
 def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
