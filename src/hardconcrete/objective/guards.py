@@ -66,7 +66,8 @@ def check_run(
 
     Args:
         penalty: as it will be used, its schedule of lambda included. A budget raises its price as
-            far as it must; then what limits gates is the learning rate of Adam and its kin.
+            far as it must: what limits gates is the learning rate of Adam and its kin, or under SGD
+            how fast the price grows.
         optimizer: SGD, or Adam and its kin, with its learning rates.
         steps: of the optimiser, in the whole run.
         schedule: a factor on the learning rate by step, as for ``LambdaLR``.

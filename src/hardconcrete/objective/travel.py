@@ -158,17 +158,19 @@ def pushed(budget: Budget, motion: Motion, steps: int, factor: Schedule) -> Tens
     log_alpha, state = budget.gated.gates.log_alpha, budget.state_dict()
     before = log_alpha.detach().clone()
     mover, lowest = _Mover(motion, before.clone()), before.clone()
-    for start, end in _strides(steps):
-        with torch.enable_grad():
-            (slope,) = torch.autograd.grad(budget(), log_alpha)
-        mover.move(slope, end - start, factor((start + end) // 2))
-        lowest = torch.minimum(lowest, mover.location)
+    try:
+        for start, end in _strides(steps):
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(budget(), log_alpha)
+            mover.move(slope, end - start, factor((start + end) // 2))
+            lowest = torch.minimum(lowest, mover.location)
+            with torch.no_grad():
+                log_alpha.copy_(mover.location)
+                budget._advance(end - start)
+    finally:
         with torch.no_grad():
-            log_alpha.copy_(mover.location)
-            budget._advance(end - start)
-    with torch.no_grad():
-        log_alpha.copy_(before)
-    budget.load_state_dict(state)
+            log_alpha.copy_(before)
+        budget.load_state_dict(state)
     return lowest
 
 
