@@ -215,11 +215,15 @@ class HardConcrete(Rectified):
 
     def _base_cdf(self, s: Tensor) -> Tensor:
         """Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 and 25)."""
-        return torch.sigmoid(self._log_odds((s - self.low).log() - (self.high - s).log()))
+        return torch.sigmoid(self._log_odds(self._logit(s)))
 
     def _survival(self, s: Tensor) -> Tensor:
         """1 - Q(s), to all digits where it is small."""
-        return torch.sigmoid(-self._log_odds((s - self.low).log() - (self.high - s).log()))
+        return torch.sigmoid(-self._log_odds(self._logit(s)))
+
+    def _logit(self, s: Tensor) -> Tensor:
+        """L(s) = log((s - low) / (high - s))."""
+        return (s - self.low).log() - (self.high - s).log()
 
     def _log_density(self, s: Tensor) -> Tensor:
         """Log of the derivative of Q (eqs. 23 and 25)."""

@@ -41,8 +41,8 @@ class Budget:
     every gate is pushed further to its side, so undecided gates decide themselves; above it, open
     gates have a positive price and those that the task needs least are shut; below it, shut gates
     have a negative price and come back. At the limit pruning stops at once, however long it was
-    exceeded: the price of open gates starts anew from zero. After the warm-up, ``own``, the cost of
-    the unit in bands, keeps units that are larger than the error from being moved to correct it.
+    exceeded: no open gate has a positive price there. After the warm-up, ``own``, the cost of the
+    unit in bands, keeps units that are larger than the error from being moved to correct it.
     The logarithm of the multiplier grows by GAIN * e above the limit and falls below the band, so
     the scale of the loss does not matter.
 
