@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from hardconcrete.paper import download, examination, mnist, table1, training, wide
+from hardconcrete.paper import download, examination, mnist, table1, training, wide_run
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Recipe
 from tests.paper.published import Mirror, handler
@@ -68,7 +68,7 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
         return Images(images, torch.arange(count) % classes, "noise")
 
-    monkeypatch.setattr(wide, "load_cifar", load)
-    monkeypatch.setattr(wide, "BATCHES", 2)
+    monkeypatch.setattr(wide_run, "load_cifar", load)
+    monkeypatch.setattr(wide_run, "BATCHES", 2)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     return splits

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hardconcrete.cli import app
 from hardconcrete.paper.records import RunFolder
-from hardconcrete.paper.wide import run_wide
+from hardconcrete.paper.wide_run import run_wide
 from tests.paper.test_wide import small
 
 

@@ -251,7 +251,8 @@ def reproduce_wrn(
     """Table 2: a wide residual network on CIFAR; under torchrun, on several GPUs."""
     with interrupts_in_words("with --resume "):
         from hardconcrete.paper.processes import processes
-        from hardconcrete.paper.wide import WideExperiment, run_wide
+        from hardconcrete.paper.wide import WideExperiment
+        from hardconcrete.paper.wide_run import run_wide
 
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
         setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}

@@ -10,7 +10,8 @@ from hardconcrete.errors import DataError
 from hardconcrete.paper.figures import Drawing
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.table1 import spread
-from hardconcrete.paper.wide import WideExperiment, WideResult
+from hardconcrete.paper.wide import WideExperiment
+from hardconcrete.paper.wide_run import WideResult
 from hardconcrete.report.plots import BLUE, GREEN, VERMILION, check_plotting, save
 
 if TYPE_CHECKING:

@@ -1,0 +1,94 @@
+"""Rows of table 2 at a small size, on a few made-up images."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.records import RunFolder
+from hardconcrete.paper.wide import WideExperiment
+from hardconcrete.paper.wide_run import run_wide
+from tests.paper.test_wide import small
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        small(variant="dense"),
+        small(variant="dropout"),
+        small(dataset="cifar100"),
+        small(faithful=True),
+        small(variant="budget"),
+        small(variant="budget", shrink=1, noise=True, epochs=4, gate_lr=4.0),
+        WideExperiment(network="resnet-8", epochs=1),
+        WideExperiment(network="preact-8", epochs=1, variant="dense"),
+    ],
+    ids=lambda experiment: experiment.name,
+)
+def test_every_kind_of_row_is_trained_and_tested_once(
+    experiment: WideExperiment, opened_cifar: list[str], tmp_path: Path
+) -> None:
+    result = run_wide(experiment, out=tmp_path, device="cpu")
+    assert opened_cifar == ["train", "test"]
+    assert 0 < result.error <= 100
+    assert result.images_per_second > 0
+    assert result.macs[0] <= result.macs[1]
+    assert [*result.curve] == [str(epoch) for epoch in range(1, experiment.epochs + 1)]
+    assert [*result.latency] == ["cpu, float32, batch 1"]
+    assert result.seconds_in_all > result.seconds
+    if experiment.variant == "budget":
+        assert result.macs[0] <= 0.5 * result.macs[1]
+        assert len(result.units) == 3
+        assert all(units % 8 == 0 for units in result.units)
+    folder = RunFolder(tmp_path / experiment.name)
+    state, _, _ = folder.load()
+    assert ("seed0.model.gates.original" in state) == bool(experiment.shrink)  # units have gone
+    record = folder.read()
+    assert record["tested_on"] == "test set"
+    assert len(record["test_opened"]) == 1
+    assert run_wide(experiment, out=tmp_path, resume=True) == result
+    assert opened_cifar == ["train", "test"]
+
+
+@pytest.mark.usefixtures("opened_cifar")
+@pytest.mark.parametrize("variant", ["l0", "dropout"])
+def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None:
+    experiment = small(variant=variant)
+    whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
+    pieces = tmp_path / "pieces"
+    assert run_wide(experiment, out=pieces, device="cpu", minutes=0.0) is None
+    result = run_wide(experiment, out=pieces, device="cpu", resume=True, minutes=60.0)
+    assert result.error == whole.error
+    assert result.curve == whole.curve
+    assert result.expected_macs == whole.expected_macs
+
+
+@pytest.mark.usefixtures("opened_cifar")
+def test_a_shrunk_network_goes_on_and_is_built_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds, build = [], Engine.build
+    monkeypatch.setattr(Engine, "build", lambda engine: (builds.append(engine), build(engine)))
+    experiment = small(variant="budget", shrink=1, epochs=4, gate_lr=4.0)
+    whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
+    shrinks, pieces, result = len(builds) - 1, 0, None
+    while result is None:
+        out = tmp_path / "pieces"
+        result = run_wide(experiment, out=out, device="cpu", resume=pieces > 0, minutes=0.0)
+        pieces += 1
+    assert pieces == 4
+    assert shrinks > 0
+    assert len(builds) == 1 + shrinks + pieces + shrinks
+    assert result.curve == whole.curve
+    assert (result.error, result.seconds_in_all) == (whole.error, None)
+
+
+@pytest.mark.usefixtures("opened_cifar")
+def test_that_the_papers_setting_cannot_prune_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_wide(small(), out=tmp_path, device="cpu")
+    assert "note: this run cannot prune 3 of 3 groups" in capsys.readouterr().out
+    record = json.loads((tmp_path / small().name / "record.json").read_text())
+    assert "a gate is shut below -2.40" in record["forecast"]
