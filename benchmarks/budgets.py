@@ -130,7 +130,13 @@ TASKS: dict[str, Callable[[Path | None, Any], Task]] = {
 }
 
 
-def train(task: Task, fraction: float | None, seed: int, device: torch.device) -> dict[str, Any]:
+def train(
+    task: Task,
+    fraction: float | None,
+    seed: int,
+    device: torch.device,
+    kind: type[hc.Budget] = hc.Budget,
+) -> dict[str, Any]:
     """Train to a budget, or densely without one, and look at what comes out."""
     torch.manual_seed(seed)
     model = task.build().to(device)
@@ -141,7 +147,7 @@ def train(task: Task, fraction: float | None, seed: int, device: torch.device) -
         return {"budget": 1.0, "error": error, "seconds": round(time.perf_counter() - start, 1)}
     gated = hc.attach_gates(model, task.example)
     limits: dict[str, Any] = {task.cost: fraction}
-    budget = hc.Budget(gated, steps=task.steps, **limits)
+    budget = kind(gated, steps=task.steps, **limits)
     groups = hc.parameter_groups(gated, LR, GATE_LR)
     path = _loop(task, gated, groups, budget, device)
     seconds = time.perf_counter() - start

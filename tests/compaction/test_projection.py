@@ -21,15 +21,12 @@ def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
 
 
 def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit: float) -> None:
-    """No unit that is shut would still fit; one of each group is tried, for all cost the same.
-
-    Groups that were shut altogether are left so.
-    """
+    """No unit that is shut would still fit; one of each group is tried, for all cost the same."""
     is_open = values > 0
     assert shares(gated, is_open)[kind] <= limit * (1 + 1e-9)
     for group in gated.groups:
         shut = (~is_open[group.slice]).nonzero().flatten()
-        if len(shut) and gated.gate_values()[group.name].any():
+        if len(shut):
             more = is_open.clone()
             more[group.start + shut[0]] = True
             assert shares(gated, more)[kind] > limit, group.name
@@ -86,13 +83,18 @@ def test_the_least_certain_go_first_and_the_likeliest_come_back() -> None:
     assert torch.equal(values[:8], gated.gates.readout()[:8])
 
 
-def test_a_group_that_is_shut_altogether_stays_so() -> None:
+def test_a_group_that_is_shut_altogether_comes_back_last() -> None:
+    """Though its units are likelier to be open than those that are shut elsewhere."""
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
-    gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 6 + [-3.0] * 5))
-    values = projected(gated, hc.Budget(gated, params=0.9), 2)
-    assert not values[6:].any()
-    small = hc.compact(gated, budget=hc.Budget(gated, params=0.9), round_to=2)
-    assert small[4].in_features == 1
+    gated.gates.log_alpha.data.copy_(torch.tensor([5.0, 5, 5, 5, -9, -9] + [-3.0] * 5))
+    fewer = projected(gated, hc.Budget(gated, units=6), 1)  # one is kept anyway, and is opened
+    assert (fewer > 0).tolist() == [True] * 5 + [False, True] + [False] * 4
+    values = projected(gated, hc.Budget(gated, units=8), 1)
+    assert (values > 0).tolist() == [True] * 8 + [False] * 3
+    assert torch.equal(values[6:8], gated.gates.distribution().mean[6:8])
+    whole = projected(gated, hc.Budget(gated, units=10), 4)  # blocks of four, and four, and one
+    assert (whole > 0).tolist() == [True] * 10 + [False]
+    assert hc.compact(gated, round_to=2)[4].in_features == 1  # without a budget it stays out
 
 
 @pytest.mark.parametrize("round_to", [4, 8])
@@ -173,16 +175,15 @@ def test_reading_everything_can_be_cheaper_than_choosing() -> None:
 
 
 @pytest.mark.parametrize("log_alpha", [-9.0, -20.0, -40.0, -200.0])
-def test_units_shut_for_long_still_fill_blocks(log_alpha: float) -> None:
-    """Their mean is zero in floating point, but not their place in a width; more would be waste."""
+def test_units_shut_for_long_come_back(log_alpha: float) -> None:
+    """Their mean is zero in floating point, but not their place in a width."""
     model = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 4))
     gated = hc.attach_gates(model, torch.randn(3, 16))
     gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 11 + [log_alpha] * 39))
     assert hc.compact(gated, round_to=8)[0].out_features == 16
-    budget, does_something = hc.Budget(gated, macs=0.8), log_alpha > -21
-    widths = (40, 32) if does_something else (11, 16)
-    assert hc.compact(gated, budget=budget)[0].out_features == widths[0]
-    assert hc.compact(gated, budget=budget, round_to=16)[0].out_features == widths[1]
+    budget = hc.Budget(gated, macs=0.8)
+    assert hc.compact(gated, budget=budget)[0].out_features == 40
+    assert hc.compact(gated, budget=budget, round_to=16)[0].out_features == 32
 
 
 @pytest.mark.parametrize("where", [{}, {"sites": ["0:out"]}])

@@ -49,8 +49,8 @@ def compact(
             says which are kept. Otherwise the layer selects them itself.
         budget: never exceed its limits, and leave nothing shut that would still fit: the least
             certain units are shut, the likeliest come back with their mean E[z]. The result is then
-            that of ``gated.eval()`` with these gates. Groups that are shut altogether stay so.
-            With batch norms, ``recalibrate(small, batches)`` afterwards.
+            that of ``gated.eval()`` with these gates; those of groups that are shut altogether
+            come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full.
 

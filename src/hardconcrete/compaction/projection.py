@@ -15,9 +15,6 @@ from hardconcrete.objective.constraint import Constraint, delivered
 ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
 
-LEAST = 1e-9
-"""A unit with a smaller mean does nothing: it comes back to fill a block, with this value."""
-
 
 @dataclass(frozen=True, eq=False)
 class Block:
@@ -25,8 +22,8 @@ class Block:
 
     Args:
         gates: their places in the bank.
-        rank: their mean probability to be open; where it is the same, their mean log_alpha; and at
-            last, the later one of a group goes first.
+        rank: whether something of their group is open; their mean probability to be open; where it
+            is the same, their mean log_alpha; and at last, the later one of a group goes first.
         group: number of the group.
         alike: whether all full blocks of the group cost the same.
     """
@@ -40,28 +37,24 @@ class Block:
 def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor:
     """Values of all gates, of which those that stay open fit the budget and fill blocks.
 
-    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z]; blocks of
-    units that would cost and do nothing stay out. A group that is shut altogether, such as the
-    inside of a residual branch, stays so: what follows it, a batch norm perhaps, has learnt to live
-    with nothing.
+    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or the least
+    number above zero where that is zero in floating point. A group that is shut altogether, such as
+    the inside of a residual branch, comes back after all others: what follows it, a batch norm
+    perhaps, has learnt to live with nothing.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
         mean = gated.gates.distribution().mean.to(values.dtype)
-        is_open = values > 0
-        by_group = [_blocks(gated, group, round_to) for group in gated.groups]
-        by_group = [blocks for blocks in by_group if any(is_open[b.gates].any() for b in blocks)]
-        for block in [block for blocks in by_group for block in blocks]:
-            is_open[block.gates] = is_open[block.gates].any()
+        is_open, loose = values > 0, list[Block]()
+        for group in gated.groups:
+            blocks = _blocks(group, gated, is_open, round_to)
+            loose += blocks[1:] if is_open[group.slice].any() else blocks
+            for block in blocks:
+                is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
-            loose = [
-                block
-                for _, *others in by_group
-                for block in others
-                if is_open[block.gates].any() or mean[block.gates].max() >= LEAST
-            ]
             is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
-        return torch.where(is_open, torch.where(values > 0, values, mean.clamp(min=LEAST)), 0.0)
+        back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
+        return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
 
 def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
@@ -72,7 +65,7 @@ def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
     return budget.constraints
 
 
-def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
+def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list[Block]:
     """The units of a group, likeliest first; single weights are none."""
     if not group.keeps_one:
         return []
@@ -81,9 +74,10 @@ def _blocks(gated: GatedModel, group: Group, size: int) -> list[Block]:
     order = log_alpha[group.slice].argsort(descending=True, stable=True) + group.start
     alike = group.name in {found.name for found in gated.structure or ()}
     blocks: list[Block] = []
-    rank: tuple[float, ...] = 1.0, math.inf, 0.0
+    alive = is_open[group.slice].any().item()
+    rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
     for k, gates in enumerate(order.split(size)):
-        own = chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
+        own = alive, chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
         rank = tuple(map(min, own, rank))  # in this order, whatever the rounding
         blocks.append(Block(gates, rank, group.index, alike))
     return blocks
