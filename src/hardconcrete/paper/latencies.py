@@ -56,6 +56,9 @@ def latencies(
 ) -> dict[str, tuple[float, float]]:
     """Milliseconds of both networks in turn, each in its fastest layout; by device and batch.
 
+    On a GPU cuDNN tries what it has for each convolution: by its rules it can choose badly for
+    widths that nobody has.
+
     Example:
         >>> import torch
         >>> net = torch.nn.Conv2d(3, 4, 3)
@@ -70,7 +73,8 @@ def latencies(
         before, after = (Replayed(copy.deepcopy(net).to(kind, dtype)) for net in (dense, small))
         images = torch.randn(batch, 3, 32, 32).to(kind, dtype)
         how: Any = {"repeats": repeats, "layouts": ("contiguous", "channels_last")}
-        report = hc.measure(before, after, images, batches=[batch], **how)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            report = hc.measure(before, after, images, batches=[batch], **how)
         words = f"{kind}, {str(dtype).removeprefix('torch.')}, batch {batch}"
         (time,) = report.latencies
         found[words] = round(time.before_ms, 4), round(time.after_ms, 4)

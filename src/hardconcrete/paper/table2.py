@@ -1,8 +1,9 @@
 """Table 2 and figure 4: what the runs on CIFAR say, beside the paper."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.table1 import spread
 from hardconcrete.paper.wide import WideExperiment
 from hardconcrete.paper.wide_run import WideResult
-from hardconcrete.report.plots import BLUE, GREEN, VERMILION, check_plotting, save
+from hardconcrete.report.plots import COLOURS, check_plotting, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,16 +144,25 @@ def figure4(runs: Path, out: Path) -> Drawing:
     found = [run for run in _some(runs) if run.experiment.network.startswith("wrn")]
     facts: dict[str, float] = {}
 
+    rows = dict.fromkeys(run.row[1] for run in found)
+    colours = dict(zip(rows, cycle((*COLOURS, "black")), strict=False))
+
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 3)
         for axes, dataset in zip(panels, ("cifar10", "cifar100"), strict=False):
-            facts.update(_flops(axes, [run for run in found if run.experiment.dataset == dataset]))
+            own = [run for run in found if run.experiment.dataset == dataset]
+            facts.update(_flops(axes, own, colours))
             axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
-            axes.set_ylabel("GFLOPs per image (one multiply-add is two)")
-            _legend(axes)
-        _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"])
+            axes.set_ylabel("GFLOPs per image: expected (line), delivered (dots)")
+        _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"], colours)
+        for axes in panels:
+            if not axes.lines:
+                axes.text(0.5, 0.5, "no run yet", transform=axes.transAxes, ha="center")
+        lines = [axes.get_legend_handles_labels() for axes in panels]
+        named = {label: line for handles in lines for line, label in zip(*handles, strict=True)}
+        figure.legend(named.values(), named, loc="outside lower center", ncols=4, fontsize=8)
 
-    return Drawing(save(draw, out, "figure4", (14, 4.2)), facts)
+    return Drawing(save(draw, out, "figure4", (14, 4.6)), facts)
 
 
 def _some(runs: Path) -> list[Run]:
@@ -164,39 +174,25 @@ def _some(runs: Path) -> list[Run]:
     return found
 
 
-def _coloured(runs: Sequence[Run]) -> Iterable[tuple[Run, str]]:
-    colours = {"dense": "black", "dropout": GREEN, "l0": BLUE, "budget": VERMILION}
-    return ((run, colours[run.experiment.variant]) for run in runs)
-
-
-def _flops(axes: "Axes", runs: Sequence[Run]) -> dict[str, float]:
+def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dict[str, float]:
+    """One multiply-add is two."""
     facts = {}
-    for run, colour in _coloured(runs):
-        lines = run.folder.lines()
+    for run in runs:
+        lines, row = run.folder.lines(), run.row[1]
         epochs = [line["epoch"] for line in lines]
         for kind, style in (("expected", "-"), ("delivered", ":")):
             values = [2e-9 * line[kind] for line in lines]
-            label = f"{run.row[1]}, {kind}"
-            axes.plot(epochs, values, style, color=colour, label=label)
-            facts[f"{run.experiment.dataset}, {label}, at the end"] = values[-1]
+            axes.plot(epochs, values, style, color=colours[row], label=row if style == "-" else "")
+            facts[f"{run.experiment.dataset}, {row}, {kind}, at the end"] = values[-1]
     return facts
 
 
-def _errors(axes: "Axes", runs: Sequence[Run]) -> None:
-    for run, colour in _coloured([run for run in runs if run.result.curve]):
+def _errors(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> None:
+    for run in runs:
         for curve, style in ((run.result.curve, "-"), (run.result.training_curve, "--")):
             epochs = [int(epoch) for epoch in curve]
-            label = run.row[1] if style == "-" else None
-            axes.plot(epochs, [*curve.values()], style, color=colour, label=label)
+            axes.plot(epochs, [*curve.values()], style, color=colours[run.row[1]])
     axes.set(title="cifar10", xlabel="epoch")
     axes.set_yscale("symlog", linthresh=0.01)  # no error at all has a place too
     axes.set_ylim(0, None)
     axes.set_ylabel("error (%): test (line), training (dashes)")
-    _legend(axes)
-
-
-def _legend(axes: "Axes") -> None:
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=6)
-    else:
-        axes.text(0.5, 0.5, "no run yet", transform=axes.transAxes, ha="center")

@@ -1,0 +1,93 @@
+"""To be tested: what is left of a wide network under a budget is faster on a GPU, not only smaller.
+
+Networks with the widths of finished runs and any weights, since the clock does not look at those;
+each against the dense one in turn, bfloat16, replayed as a CUDA graph, in its faster layout. With
+convolutions that cuDNN chooses by its rules, with the fastest it finds by trying, and compiled.
+
+    python benchmarks/wide_latency.py results/wide/*budget*/record.json [--out FILE]
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.paper.latencies import Replayed
+from hardconcrete.paper.mnist import choose_device
+from hardconcrete.paper.records import environment
+from hardconcrete.paper.wide import WideExperiment
+
+LAYOUTS = ("contiguous", "channels_last")
+
+
+def left_of(network: str, units: Sequence[int]) -> nn.Module:
+    """A network of which so many units are left in the groups that table 2 gates."""
+    gated = hc.attach_gates(
+        WideExperiment(network=network).build(), torch.randn(2, 3, 32, 32), include="*.conv1"
+    )
+    nn.init.constant_(gated.gates.log_alpha, -9.0)
+    for group, open_units in zip(gated.groups, units, strict=True):
+        gated.gates.log_alpha.data[group.start : group.start + open_units] = 9.0
+    return hc.compact(gated.eval())
+
+
+def tried(benchmark: bool) -> AbstractContextManager[None]:
+    """Whether cuDNN tries all it has for a convolution, or chooses by its rules."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=True)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def timed(dense: nn.Module, small: nn.Module, batch: int, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of both, by what chooses the kernels."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    images = torch.randn(batch, 3, 32, 32, device=device, dtype=dtype)
+    models = [model.to(device, dtype) for model in (dense, small)]
+    found: dict[str, Any] = {}
+    for words, benchmark in (("chosen by rules", False), ("chosen by trying", True)):
+        with tried(benchmark):
+            pair = [Replayed(model) for model in models]
+            (time,) = hc.measure(*pair, images, batches=[batch], layouts=LAYOUTS).latencies
+        found[words] = round(time.before_ms, 4), round(time.after_ms, 4)
+    last = [model.to(memory_format=torch.channels_last) for model in models]  # type: ignore[call-overload]
+    with tried(True):
+        pair = [Replayed(torch.compile(model, dynamic=False)) for model in last]  # type: ignore[arg-type]
+        laid_out = images.contiguous(memory_format=torch.channels_last)
+        (time,) = hc.measure(*pair, laid_out, batches=[batch], layouts=LAYOUTS[1:]).latencies
+    found["compiled"] = round(time.before_ms, 4), round(time.after_ms, 4)
+    return found
+
+
+def main() -> None:
+    """Time the networks of all records and print, and perhaps write, the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--round-to", type=int, default=1, help="widths up to multiples of this")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 128])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device, rows = choose_device(arguments.device), []
+    for path in arguments.records:
+        record = json.loads(path.read_text())
+        network, units = record["settings"]["network"], record["result"]["units"]
+        units = [-(-width // arguments.round_to) * arguments.round_to for width in units]
+        dense, small = WideExperiment(network=network).build().eval(), left_of(network, units)
+        macs = [hc.count(model, torch.zeros(1, 3, 32, 32)).macs for model in (dense, small)]
+        row: dict[str, Any] = {"run": path.parent.name, "units": units}
+        row["MACs"] = round(macs[1] / macs[0], 4)
+        for batch in arguments.batches:
+            row[f"batch {batch}, ms dense and small"] = timed(dense, small, batch, device)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    if arguments.out:
+        record = {"environment": environment(device), "rows": rows}
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
