@@ -158,10 +158,12 @@ def test_norms_and_buffers_among_what_a_unit_owns() -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_l2_term_is_that_of_the_gated_weights(name: str) -> None:
+    """And of what lies beside them and has no gate, as if it were always open."""
     make, x = NETWORKS[name]
     gated = spread(hc.attach_gates(make(), x))
     expected = torch.zeros(())
     parameters = dict(gated.model.named_parameters())
+    gateless = {n: torch.ones_like(parameters[n]) for g in gated.groups for n in g.parameters}
     for group in gated.groups:
         p = gated.open_probability()[group.name]
         for axis in group.axes:
@@ -170,6 +172,9 @@ def test_the_l2_term_is_that_of_the_gated_weights(name: str) -> None:
                 unit = index if axis.units is None else int(axis.units[index])
                 if unit >= 0:
                     expected = expected + 0.5 * 0.3 * p[unit] * column.square().sum()
+                    gateless[axis.parameter].select(axis.dim, index).zero_()
+    for own, mask in gateless.items():
+        expected = expected + 0.5 * 0.3 * (mask * parameters[own].detach().square()).sum()
     penalty = hc.L0Penalty(gated, 0.0, weight_decay=0.3)()
     torch.testing.assert_close(penalty, expected)
     gates, *weights = torch.autograd.grad(

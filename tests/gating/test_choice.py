@@ -178,3 +178,15 @@ def test_inputs_that_the_model_does_not_take_are_said_in_words() -> None:
     with pytest.raises(hc.HardConcreteError, match="cannot be called with these example inputs"):
         hc.attach_gates(model, torch.randn(2, 5), sites=["0:in"])
     assert type(model[0]) is nn.Linear
+
+
+def test_sites_from_a_generator_and_none() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    gated = hc.attach_gates(model, torch.zeros(2, 4), sites=(s for s in ("0:in", "1:in")))  # type: ignore[arg-type]
+    assert [group.name for group in gated.groups] == ["0:in", "1:in"]
+    model = hc.remove_gates(gated)
+    with pytest.raises(SiteError, match="sites takes a list"):
+        hc.attach_gates(model, torch.zeros(2, 4), sites=None)  # type: ignore[arg-type]
+    for site in (hc.Site("0.weight", 1.0), hc.Site("0.weight", "in"), hc.Site(3, 0)):  # type: ignore[arg-type]
+        with pytest.raises(SiteError, match="a Site with names and the number of a dimension"):
+            hc.attach_gates(model, torch.zeros(2, 4), sites=[site])

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -243,3 +244,43 @@ def test_a_gate_per_example_needs_the_batch_in_front(shape: Shape) -> None:
     size = 2 if len(shape) == 2 else 4
     with gated.draw(size), pytest.raises(GateError, match="dimension 0 must be the batch"):
         gated(torch.zeros(shape))
+
+
+class Standardised(nn.Conv2d):
+    """A convolution that does something to its weight first."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        weight = weight / (1 + weight.square().sum((1, 2, 3), keepdim=True))
+        return super()._conv_forward(x, weight, bias)
+
+
+@pytest.mark.parametrize("site", ["0:in", "0:out"])
+def test_what_a_convolution_does_to_its_weight_is_its_own(site: str) -> None:
+    """The same function at every batch size: the gates multiply the weight before."""
+    model = nn.Sequential(Standardised(8, 6, 3), nn.ReLU())
+    gated = spread(hc.attach_gates(model, torch.randn(2, 8, 3, 3), sites=[site])).eval()
+    x = torch.randn(64, 8, 3, 3)
+    torch.testing.assert_close(gated(x)[:1], gated(x[:1]))
+
+
+class StraightThrough(hc.HardConcrete):
+    """A gate that has a gradient where it is shut."""
+
+    def rsample(self, *args: Any, **kwargs: Any) -> Tensor:
+        z = super().rsample(*args, **kwargs)
+        return z.detach() + self.log_alpha - self.log_alpha.detach()
+
+
+def test_gradients_of_gates_that_are_shut_but_not_flat() -> None:
+    """The same from few examples as from many, which are gated on other sides."""
+    found = []
+    for count in (1, 400):
+        torch.manual_seed(0)
+        layer, x = nn.Linear(20, 3), torch.randn(1, 20)
+        gated = hc.attach_gates(layer, x, sites=[":in"], gate=StraightThrough)
+        gated.gates.log_alpha.data.sub_(2.0)
+        torch.manual_seed(1)
+        gated(x.expand(count, -1)).square().mean().backward()
+        found.append(gated.gates.log_alpha.grad)
+    torch.testing.assert_close(*found)
+    assert found[0].all()

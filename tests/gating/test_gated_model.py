@@ -3,7 +3,9 @@
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,7 +186,7 @@ def test_samples_are_stacked() -> None:
     assert torch.equal(stacked, torch.stack([gated(x) for _ in range(3)]))
     assert stacked.shape == (3, 5, 4)
     assert not torch.equal(stacked[0], stacked[1])
-    with pytest.raises(ArgumentError, match="samples=0 must be at least 1"):
+    with pytest.raises(ArgumentError, match="samples=0 must be a whole number, at least 1"):
         gated(x, samples=0)
 
 
@@ -501,3 +503,65 @@ def test_data_parallel_training_averages_the_gradients(tmp_path: Path) -> None:
         torch.testing.assert_close(found, mean, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(alone[0][-1], alone[1][-1])
     assert names[-1] == "gates.log_alpha"
+
+
+@dataclass
+class Answer:
+    """An output that torch cannot look into."""
+
+    scores: Tensor
+
+
+@pytest.mark.parametrize("wrap", [Answer, lambda scores: {"first": scores[0, 0].item()}])
+def test_samples_that_cannot_be_stacked_are_refused(wrap: Any) -> None:
+    class Model(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return wrap(super().forward(x))
+
+    gated = hc.attach_gates(Model(4, 3), torch.ones(2, 4), sites=[":in"])
+    with pytest.raises(ArgumentError, match="that differs between draws"):
+        gated(torch.ones(2, 4), samples=3)
+
+
+def test_what_was_fixed_stays_fixed_after_freezing() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+        def forward(self, log_alpha: Tensor) -> hc.HardConcrete:
+            return hc.HardConcrete(log_alpha, self.temperature)
+
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.ones(2, 4), sites=[":in"], gate=Gate())
+    for frozen in (False, True, True, False, False):
+        gated.freeze_gates(frozen)
+        assert gated.gates.log_alpha.requires_grad != frozen
+        assert not gated.gates.gate.temperature.requires_grad
+
+
+def test_a_state_in_half_precision_leaves_gates_exact() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.ones(2, 4), sites=[":in"])
+    state = {name: value.bfloat16() for name, value in gated.state_dict().items()}
+    gated.load_state_dict(state, assign=True)
+    assert gated.gates.log_alpha.dtype == torch.float32
+    assert gated.model._parameters["weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.9999])
+def test_averages_of_buffers_leave_gates_where_they_are(decay: float) -> None:
+    """Averages of integers round: a table of indices must not be among them."""
+    layers = nn.Conv2d(1, 64, 2), nn.BatchNorm2d(64), nn.Flatten(), nn.Linear(256, 2)
+    gated = spread(hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 1, 3, 3)))
+    averaging = get_ema_multi_avg_fn(decay)
+    average = AveragedModel(gated, multi_avg_fn=averaging, use_buffers=True)
+    for _ in range(3):
+        average.update_parameters(gated)
+    x = torch.randn(4, 1, 3, 3)
+    torch.testing.assert_close(average.eval()(x), gated.eval()(x))
+
+
+def test_gates_per_example_compiled_for_several_batch_sizes() -> None:
+    layers = nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4), sample="example")
+    compiled = torch.compile(gated, backend="aot_eager", fullgraph=True)
+    assert [compiled(torch.ones(n, 4)).shape for n in (6, 5, 3)] == [(6, 2), (5, 2), (3, 2)]

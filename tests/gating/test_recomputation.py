@@ -134,6 +134,16 @@ def test_reentrant_checkpointing_is_refused(plan: str) -> None:
 
 
 @quiet
+def test_reentrant_checkpointing_of_inputs_without_gradients_is_refused() -> None:
+    """Torch would not even recompute it. Without gradients altogether nothing is lost."""
+    gated = hc.attach_gates(Segments("R-"), torch.ones(2, 6), sites=["layers.0:in"])
+    with pytest.raises(GateError, match="use_reentrant=False"):
+        gated(torch.ones(2, 6))
+    with torch.no_grad():
+        gated(torch.ones(2, 6))
+
+
+@quiet
 def test_reentrant_checkpointing_in_evaluation() -> None:
     assert_same(results("RRR", training=False), results("---", training=False))
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -365,3 +366,58 @@ def test_a_schedule_that_turns_negative_is_refused_when_it_does() -> None:
     penalty.step()
     with pytest.raises(ArgumentError, match=r":in: lam=-1\.0 must not be negative"):
         penalty.step()
+
+
+class Joined(nn.Module):
+    """The last layer reads units, and the inputs beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.first(x).relu(), x], 1))
+
+
+def test_weights_without_gates_decay_as_well() -> None:
+    """Each once, in the penalty or in the optimiser; after a shrink too."""
+    gated = hc.attach_gates(Joined(), torch.randn(2, 4))
+    gated.gates.log_alpha.data.copy_(torch.tensor([30.0, 30.0, -30.0]))
+    penalty = hc.L0Penalty(gated, 0.0, weight_decay=1.0)
+    optimizer = torch.optim.SGD(hc.parameter_groups(gated, 0.1, weight_decay=1.0))
+    for kept in (7, 6):
+        before = gated.model.last._parameters["weight"].detach().clone()
+        optimizer.zero_grad()
+        penalty().backward()
+        optimizer.step()
+        factor = gated.model.last._parameters["weight"].detach() / before
+        shut = [2] if kept == 7 else []
+        expected = torch.tensor([1.0 if k in shut else 0.9 for k in range(kept)])
+        torch.testing.assert_close(factor, expected.expand(2, -1))
+        assert hc.shrink(gated, optimizer, pays=0.0).done == (kept == 7)
+
+
+def test_a_call_of_parameter_groups_can_be_taken_back() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    hc.parameter_groups(gated, 0.1, weight_decay=0.1)
+    with pytest.raises(ArgumentError, match=r"parameter_groups\(gated, lr\) without a decay"):
+        hc.L0Penalty(gated, 0.0, weight_decay=0.1)
+    hc.parameter_groups(gated, 0.1)
+    hc.L0Penalty(gated, 0.0, weight_decay=0.1)
+    groups = hc.parameter_groups(gated, 0.1, weight_decay=0.1)
+    assert {group["name"]: group["weight_decay"] for group in groups} == {
+        "weights": 0.1,  # the bias
+        "weights decayed by the penalty": 0.0,
+        "gates": 0.0,
+    }
+
+
+def test_numbers_of_numpy_are_numbers_and_others_are_refused() -> None:
+    gated = hc.attach_gates(
+        nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"], droprate=np.float32(0.5)
+    )
+    assert hc.L0Penalty(gated, np.float32(0.1)).lam[":in"] == pytest.approx(0.1)
+    with pytest.raises(ArgumentError, match=r"lam=tensor\(0.1000\) must be a number"):
+        hc.L0Penalty(gated, torch.tensor(0.1))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="takes what attach_gates returned, not a Linear"):
+        hc.L0Penalty(nn.Linear(4, 3), 0.1)  # type: ignore[arg-type]

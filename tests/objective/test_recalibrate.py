@@ -1,10 +1,12 @@
 """Batch-norm statistics under the readout, against means and variances taken by hand."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import hardconcrete as hc
 from tests.gating.oracles import by_hand, spread
@@ -148,3 +150,44 @@ def test_no_batches_lose_no_statistics() -> None:
     with pytest.raises(hc.HardConcreteError, match="batch"):
         hc.recalibrate(gated, [])
     assert torch.equal(gated.model.bn1.running_mean, before)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [AveragedModel, lambda g: torch.compile(g, backend="eager"), lambda g: g.model],
+    ids=["averaged", "compiled", "inner model"],
+)
+def test_gated_norms_inside_a_wrapper(wrapped: Callable[[hc.GatedModel], nn.Module]) -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Normed(), torch.zeros(2, 4), sites=[hc.Site("bn1.weight", 0), "fc2:in"])
+    own, data = wrapped(spread(gated)), batches()
+    hc.recalibrate(own, data)
+    found = own.module.model if isinstance(own, AveragedModel) else gated.model
+    reference = copy.deepcopy(gated)
+    hc.recalibrate(reference, data)
+    expected = dict(reference.model.named_buffers())
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in found.named_buffers())
+
+
+def test_where_a_batch_fails_everything_is_as_before() -> None:
+    gated = make()
+    gated(batches()[0])
+    before = copy.deepcopy(gated.state_dict())
+    with pytest.raises(RuntimeError):
+        hc.recalibrate(gated, [batches()[0], torch.zeros(3, 9)])
+    assert all(torch.equal(before[name], value) for name, value in gated.state_dict().items())
+    assert all(module.training for module in gated.modules())
+
+
+class Merging(nn.Linear):
+    """Like layers that fold something into their weight for evaluation."""
+
+    def train(self, mode: bool = True) -> "Merging":
+        raise AssertionError(f"train({mode}) was called")
+
+
+def test_modes_are_flags_and_nothing_is_called() -> None:
+    model = nn.Sequential(Merging(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    gated = hc.attach_gates(model, torch.zeros(2, 4), sites=["2:in"])
+    hc.recalibrate(gated, batches())
+    assert all(module.training for module in gated.modules())

@@ -81,7 +81,11 @@ class Rectified(Distribution):
 
     def _uniform(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
         shape, like = self._extended_shape(sample_shape), self._like
-        return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+        own: Any = {"dtype": like.dtype, "device": like.device}
+        if generator is not None:  # compiled code knows no None there for a size that varies
+            own["generator"] = generator
+        uniform: Tensor = torch.rand(shape, **own)
+        return uniform
 
     @property
     def closed_probability(self) -> Tensor:

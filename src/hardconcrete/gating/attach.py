@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -125,9 +126,11 @@ def _initial_locations(
     device = model.get_parameter(groups[0].parameters[0]).device
     parts = []
     for group, p in zip(groups, per_group(groups, droprate, "droprate"), strict=True):
-        if not isinstance(p, int | float) or not 0 < p < 1:
+        if not isinstance(p, Real):
+            raise ArgumentError(f"{group.name}: droprate={p!r} must be a number")
+        if not 0 < float(p) < 1:
             raise ArgumentError(f"{group.name}: droprate={p} must lie between 0 and 1, exclusive")
-        location = math.log1p(-p) - math.log(p)
+        location = math.log1p(-float(p)) - math.log(p)
         parts.append(
             location + SPREAD * torch.randn(group.units, device=device, dtype=torch.float32)
         )
@@ -180,7 +183,8 @@ def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     bank, modes = gated.gates, {module: module.training for module in gated.modules()}
     devices = [bank.log_alpha.device] if bank.log_alpha.is_cuda else []
     bank.seen = set()
-    gated.eval()
+    for module in modes:  # one by one: some models do more than that in train and eval
+        module.training = False
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             _called(gated, args, kwargs)

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.gating.recomputation import Draws, in_backward
+from hardconcrete.gating.recomputation import Draws, in_backward, refuse_reentrant
 
 Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
+
+FLAT = (Rectified.rsample, Rectified.icdf, HardConcrete.rsample, HardConcrete.icdf)
+"""How gates are drawn; what else a subclass may do has perhaps a gradient where it is shut."""
 
 HISTORY = ("original", "checks")
 """What units were removed in training, and which may be next."""
@@ -30,6 +33,9 @@ class GateBank(nn.Module):
         original: where units were removed in training, the place that each gate that is left had
             among all of them; else None.
         checks: for how many checks in a row ``shrink`` has found each gate shut; None before.
+        tables: which gate each index of a dimension has, where it is not one each. Neither these
+            nor the two above are buffers: averages of models average those, integers too.
+        flat: whether a gate that is shut has no gradient, as a rectified sample has none.
     """
 
     generator: torch.Generator | None
@@ -44,13 +50,18 @@ class GateBank(nn.Module):
         self.gate = gate
         self.rule = rule
         self.frozen = False
+        self.learnt: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
+        self.tables: list[Tensor] = []
         self.seen: set[tuple[nn.Module, str]] | None = None
         self.__dict__.update(_nothing_held())
         if not callable(gate):
             raise ArgumentError(f"gate must be callable on log_alpha, not a {type(gate).__name__}")
-        _refuse_unusable(gate(self.log_alpha.detach()), self.log_alpha, rule)
+        gates = gate(self.log_alpha.detach())
+        _refuse_unusable(gates, self.log_alpha, rule)
+        kind = type(gates)
+        self.flat = kind.rsample in FLAT and kind.icdf in FLAT
 
     def distribution(self) -> Rectified:
         """q(z | phi) of every gate, for the present locations."""
@@ -103,6 +114,7 @@ class GateBank(nn.Module):
                 "GatedModel; call it instead of its inner model, put other methods inside "
                 "`with gated.draw():`, or call gated.eval() for the test-time values"
             )
+        refuse_reentrant(self._drawn[0])
         return self._drawn
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -113,20 +125,25 @@ class GateBank(nn.Module):
             self.log_alpha.data = before.to(self.log_alpha.device)
         for name, values in self._history().items():
             setattr(self, name, values.to(self.log_alpha.device))
+        self.tables[:] = [table.to(self.log_alpha.device) for table in self.tables]
         return self
 
     def _history(self) -> dict[str, Tensor]:
-        """What ``shrink`` keeps here: no buffers, which an average of models would average."""
+        """What ``shrink`` keeps here."""
         found = {name: getattr(self, name) for name in HISTORY}
         return {name: values for name, values in found.items() if values is not None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({prefix + name: values for name, values in self._history().items()})
+        history = self._history().items()  # copies: some averages write into what they find here
+        destination.update({prefix + name: values.clone() for name, values in history})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """The history, too; by now the model has been shrunk to it."""
         rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in HISTORY}
+        own = prefix + "log_alpha"
+        if own in rest:  # never in another precision, also where a state is assigned
+            rest[own] = rest[own].to(self.log_alpha.dtype)
         super()._load_from_state_dict(rest, prefix, *args)
         checks = state_dict.get(prefix + "checks")
         self.checks = None if checks is None else checks.to(self.log_alpha.device).clone()

@@ -1,6 +1,6 @@
 """Which groups get gates: those that were found, those that were named, or both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -72,8 +72,9 @@ def choose_groups(
     patterns: Patterns,
 ) -> Choice:
     """The groups in the order given."""
-    given = [sites] if sites == AUTO else sites
-    auto = not isinstance(given, str | Site) and any(site == AUTO for site in given)
+    several = isinstance(sites, Iterable) and not isinstance(sites, str)
+    given: Any = [sites] if sites == AUTO else list(sites) if several else sites
+    auto = isinstance(given, list) and AUTO in given
     if not auto:
         if patterns != Patterns():
             raise SiteError("include and exclude choose among units that are found: sites='auto'")

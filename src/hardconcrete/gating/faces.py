@@ -17,6 +17,9 @@ from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 
 Forward = Callable[[Any, Tensor], Tensor]
 
+CONVOLUTIONS = [(kind.forward, kind._conv_forward) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+"""Both parts of what torch computes; what else a subclass does with its weights is its own."""
+
 
 def activation_forward(module: nn.Module) -> Forward | None:
     """The gated forward of a dense or convolutional layer that holds its own weights.
@@ -30,7 +33,7 @@ def activation_forward(module: nn.Module) -> Forward | None:
         return None
     if kind.forward is nn.Linear.forward:
         return _linear
-    if kind.forward in (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward):
+    if (kind.forward, getattr(kind, "_conv_forward", None)) in CONVOLUTIONS:
         return _conv
     return None
 
@@ -66,7 +69,7 @@ def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[M
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
     input = _selected(module, input, trailing=0)  # noqa: A001
     inner, weight, bias, outer = _place(module, input)
-    if inner is not None and inner.dim() == 1:
+    if inner is not None and inner.dim() == 1 and module.__dict__[KEY].bank.flat:
         return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
     return _scaled(F.linear(_scaled(input, inner, 0), weight, bias), outer, trailing=0)
 

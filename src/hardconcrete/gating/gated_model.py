@@ -85,8 +85,8 @@ class GatedModel(nn.Module):
             return self.model(*args, **kwargs)
         if samples is None:
             return self._drawn(args, kwargs)
-        if samples < 1:
-            raise ArgumentError(f"samples={samples} must be at least 1")
+        if not isinstance(samples, int) or samples < 1:
+            raise ArgumentError(f"samples={samples} must be a whole number, at least 1")
         outputs = [self._drawn(args, kwargs) for _ in range(samples)]
         return tree_map(_stacked, *outputs)
 
@@ -230,8 +230,12 @@ class GatedModel(nn.Module):
 
     def freeze_gates(self, frozen: bool = True) -> None:
         """Fix the gates at their readout, in training too, to fine-tune what is left."""
-        self.gates.frozen = frozen
-        self.gates.requires_grad_(not frozen)
+        bank = self.gates
+        if frozen and not bank.frozen:
+            bank.learnt = tuple(n for n, p in bank.named_parameters() if p.requires_grad)
+        bank.frozen = frozen
+        for name in bank.learnt:
+            bank.get_parameter(name).requires_grad_(not frozen)
 
     def summary(self) -> None:
         """Print a table of the groups: units, weights per unit, and how open they are."""
@@ -279,7 +283,15 @@ def _place(cost: str) -> int:
 
 
 def _stacked(*parts: Any) -> Any:
-    return torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0]
+    if isinstance(parts[0], Tensor):
+        return torch.stack(parts)
+    simple = isinstance(parts[0], bool | int | float | str | None)
+    if not simple or any(part != parts[0] for part in parts):
+        raise ArgumentError(
+            "samples=... stacks tensors, also in tuples, lists and dicts, and the model returned a "
+            f"{type(parts[0]).__name__} that differs between draws: call the model once for each"
+        )
+    return parts[0]
 
 
 def _batch_size(args: Any, kwargs: Any) -> int:

@@ -99,14 +99,37 @@ class Group:
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""
         return sum(  # type: ignore[return-value]
-            axis.squared_norms(_ungated(model, axis.parameter), self.units) for axis in self.axes
+            axis.squared_norms(ungated(model, axis.parameter), self.units) for axis in self.axes
         )
 
 
-def _ungated(model: nn.Module, parameter: str) -> Tensor:
+def ungated(model: nn.Module, parameter: str) -> Tensor:
     """A parameter as it is trained; as an attribute it comes with its gates."""
     path, _, name = parameter.rpartition(".")
     return model.get_submodule(path)._parameters[name]  # type: ignore[return-value]
+
+
+def without_gates(groups: Iterable[Group]) -> dict[str, dict[int, Tensor]]:
+    """Of gated parameters, what no gate multiplies: along each gated dimension its free indices.
+
+    Example:
+        >>> axis = GateAxis("weight", 1, torch.tensor([0, 1, -1, -1]))
+        >>> without_gates([Group("a", (axis,), units=2, size=9)])
+        {'weight': {1: tensor([2, 3])}}
+    """
+    free: dict[str, dict[int, Tensor]] = {}
+    full: set[str] = set()
+    for axis in [axis for group in groups for axis in group.axes]:
+        if axis.dim is None or axis.units is None:
+            full.add(axis.parameter)
+            continue
+        own = free.setdefault(axis.parameter, {})
+        own[axis.dim] = own.get(axis.dim, torch.ones_like(axis.units) > 0) & (axis.units < 0)
+    return {
+        name: {dim: mask.nonzero().flatten() for dim, mask in masks.items()}
+        for name, masks in free.items()
+        if name not in full and all(mask.any() for mask in masks.values())
+    }
 
 
 def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:

@@ -21,14 +21,14 @@ class Multiplier:
         parameter: its name in the module.
         dim: the dimension, None for single weights.
         groups: numbers of the groups whose gates these are.
-        index: name of the bank's buffer that says which gate each index has; None for one each.
+        index: number of the bank's table that says which gate each index has; None for one each.
         name: of the first group, for messages.
     """
 
     parameter: str
     dim: int | None
     groups: tuple[int, ...]
-    index: str | None
+    index: int | None
     name: str
 
     def gates(self, bank: GateBank, values: Values) -> Tensor:
@@ -37,7 +37,7 @@ class Multiplier:
             return values[self.groups[0]]
         own = [values[group] for group in self.groups]
         open_gate = torch.ones_like(own[0][..., :1])  # for indices that belong to no unit
-        return torch.cat([*own, open_gate], -1).index_select(-1, bank.get_buffer(self.index))
+        return torch.cat([*own, open_gate], -1).index_select(-1, bank.tables[self.index])
 
     def __call__(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
         """The parameter times its gates."""

@@ -33,10 +33,9 @@ def parameter_groups(
     penalised = [parameter for parameter in trained if id(parameter) in carried]
     plain = [parameter for parameter in trained if id(parameter) not in carried]
     gates = [parameter for parameter in gated.gates.parameters() if parameter.requires_grad]
-    if weight_decay:
-        decayed = {id(parameter) for parameter in plain}
-        names = (name for name, parameter in named.items() if id(parameter) in decayed)
-        gated.decayed_by_optimizer |= frozenset(names)
+    decayed = {id(parameter) for parameter in plain} if weight_decay else set()
+    names = (name for name, parameter in named.items() if id(parameter) in decayed)
+    gated.decayed_by_optimizer = frozenset(names)
     settings: tuple[Settings, ...] = (
         ("weights", plain, lr, weight_decay),
         ("weights decayed by the penalty", penalised, lr, 0.0),

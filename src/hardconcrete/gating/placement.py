@@ -10,14 +10,10 @@ from hardconcrete.gating.groups import GateAxis, Group
 from hardconcrete.gating.module_gates import ModuleGates, Multiplier
 from hardconcrete.gating.swap import swap
 
-INDEX = "index"
-"""What the names of the bank's tables begin with."""
-
 
 def put_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
     """Gate a model by the groups that are left of a bank which had more."""
-    for name in [name for name in bank._buffers if name.startswith(INDEX)]:
-        del bank._buffers[name]
+    bank.tables.clear()
     bank.sizes = [group.units for group in groups]
     for module, multipliers in placements(model, groups, bank).items():
         swap(module, ModuleGates(bank, tuple(multipliers)))
@@ -34,7 +30,7 @@ def placements(
             sharing[axis.parameter, axis.dim].append((group, axis))
     placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
     for (name, dim), own in sharing.items():
-        index = _register_index(bank, own)
+        index = _add_table(bank, own)
         numbers = tuple(group.index for group, _ in own)
         for alias, tensor in parameters.items():
             if tensor is parameters[name]:
@@ -46,7 +42,7 @@ def placements(
     return dict(placed)
 
 
-def _register_index(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> str | None:
+def _add_table(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> int | None:
     """The gate of every index where it is not one each: the last one stands for no gate."""
     if len(own) == 1 and own[0][1].units is None:
         return None
@@ -58,6 +54,5 @@ def _register_index(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> str | 
         units = torch.arange(group.units) if axis.units is None else axis.units
         index = torch.where(units >= 0, units + start, index)
         start += group.units
-    name = f"{INDEX}{len(list(bank.buffers()))}"
-    bank.register_buffer(name, index.to(bank.log_alpha.device), persistent=False)
-    return name
+    bank.tables.append(index.to(bank.log_alpha.device))
+    return len(bank.tables) - 1

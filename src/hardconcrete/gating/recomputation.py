@@ -5,18 +5,40 @@ call that drew the gates is over and perhaps others have drawn since. The node b
 lies in the graph of its own forward: from there only the draw of that forward can be reached.
 """
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.utils.checkpoint import CheckpointFunction
 
 from hardconcrete.errors import GateError
+
+REENTRANT = (
+    "reentrant activation checkpointing loses the gradients of the gates: use "
+    "checkpoint(..., use_reentrant=False)"
+)
 
 
 def in_backward() -> bool:
     """Whether gradients are being computed now, so that a forward here is a recomputation."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def refuse_reentrant(drawn: Tensor) -> None:
+    """Refuse a reentrant checkpoint, which where no input needs a gradient is not even recomputed.
+
+    Its forward runs without gradients, though the draw has one.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not drawn.requires_grad:
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            raise GateError(REENTRANT)
+        frame = frame.f_back
 
 
 class Draws:
@@ -74,7 +96,4 @@ def _reachable(node: Node) -> set[Node]:
 
 def _refuse_lost_gradient(_: Tensor) -> None:
     """A recomputed graph is thrown away, unless the checkpoint is a reentrant one."""
-    raise GateError(
-        "reentrant activation checkpointing loses the gradients of the gates: use "
-        "checkpoint(..., use_reentrant=False)"
-    )
+    raise GateError(REENTRANT)

@@ -49,9 +49,10 @@ def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site
         raise SiteError(f"sites takes a list; for one site write sites=[{sites!r}]")
     found: dict[str, Site] = {}
     for site in sites:
-        if not isinstance(site, str | Site) or (isinstance(site, Site) and not site.names):
+        if not isinstance(site, str) and not _is_site(site):
             raise SiteError(
-                f"{site!r}: a site is a shorthand such as 'fc1:in', or a Site with names"
+                f"{site!r}: a site is a shorthand such as 'fc1:in', or a Site with names and the "
+                "number of a dimension, or None"
             )
         name = site if isinstance(site, str) else site.label
         if name in found:
@@ -61,6 +62,13 @@ def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site
         raise SiteError('no sites were given; name some, for example sites=["fc1:in"]')
     _refuse_overlaps(model, found)
     return found
+
+
+def _is_site(site: object) -> bool:
+    if not isinstance(site, Site) or not isinstance(site.parameters, str | tuple | list):
+        return False
+    named = bool(site.names) and all(isinstance(name, str) for name in site.names)
+    return named and isinstance(site.dim, int | None)
 
 
 def _resolve(model: nn.Module, text: str) -> Site:

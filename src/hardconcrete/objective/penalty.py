@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.distributions import kl_divergence
 from hardconcrete.distributions import Rectified
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import per_group
+from hardconcrete.gating.groups import per_group, ungated, without_gates
 
 Lam = float | str | Mapping[str, float]
 Schedule = Callable[[int], float | Mapping[str, float]]
@@ -20,7 +21,9 @@ class L0Penalty:
     """The complexity loss of the paper, to be added to a mean loss in nats.
 
     Calling it gives the sum over gates of P(open) * (lam * |g| + weight_decay / 2 * ||theta_g||^2)
-    + KL(q(z) || p(z)) / examples (eqs. 16, 17 and 21), differentiable in gates and weights.
+    + KL(q(z) || p(z)) / examples (eqs. 16, 17 and 21), differentiable in gates and weights. Weights
+    that lie beside gated ones in their parameter, and have no gate, decay as if theirs were open;
+    those under gates of two sites, on inputs and on outputs, decay once for each.
 
     Args:
         gated: the model.
@@ -59,6 +62,10 @@ class L0Penalty:
         examples: int | None = None,
         decay_moves_gates: bool = True,
     ) -> None:
+        if not isinstance(gated, GatedModel):
+            raise ArgumentError(
+                f"L0Penalty takes what attach_gates returned, not a {type(gated).__name__}"
+            )
         if cost != "group_size":
             raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
         if not 0 <= weight_decay < math.inf:
@@ -75,6 +82,7 @@ class L0Penalty:
         self.decay_moves_gates = decay_moves_gates
         self.steps = 0
         self._price = torch.empty(0)
+        self._free: dict[str, dict[int, Tensor]] = {}
         self._update()
         if prior is not None:
             _refuse_prior(gated, prior)
@@ -94,7 +102,8 @@ class L0Penalty:
         total = (probability * self._price.to(probability.device)).sum()
         if self.weight_decay:
             felt = probability if self.decay_moves_gates else probability.detach()
-            total = total + 0.5 * self.weight_decay * (felt * self._squared_norms()).sum()
+            squares = (felt * self._squared_norms()).sum() + self._squares_without_gates()
+            total = total + 0.5 * self.weight_decay * squares
         if self.prior is not None:
             total = total + kl_divergence(gates, self.prior).sum() / self.examples
         return total
@@ -122,20 +131,36 @@ class L0Penalty:
     def _squared_norms(self) -> Tensor:
         return torch.cat([group.squared_norms(self.gated.model) for group in self.gated.groups])
 
+    def _squares_without_gates(self) -> Tensor | float:
+        """Of what has no gate in parameters whose decay is carried here."""
+        squares: Tensor | float = 0.0
+        for name, indices in self._free.items():
+            part = ungated(self.gated.model, name)
+            for dim, index in indices.items():
+                part = part.index_select(dim, index)
+            squares = squares + part.float().square().sum()
+        return squares
+
     def _update(self) -> None:
         """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there.
 
         |g| is that of the dense model, whatever was removed meanwhile.
         """
-        prices = []
+        prices: list[Tensor] = []
         for group, lam in zip(self.gated.groups, self.lam.values(), strict=True):
-            if not isinstance(lam, int | float) or not 0 <= lam < math.inf:
+            if not isinstance(lam, Real):
+                raise ArgumentError(f"{group.name}: lam={lam!r} must be a number")
+            if not 0 <= float(lam) < math.inf:
                 raise ArgumentError(f"{group.name}: lam={lam} must not be negative or infinite")
-            prices.append(torch.full((group.units,), lam * group.size))
+            prices.append(torch.full((group.units,), float(lam) * group.size))
         log_alpha = self.gated.gates.log_alpha.detach()
         if len(self._price) != len(log_alpha):
             self._refuse_long_prior()
             self._price = torch.zeros_like(log_alpha)
+            self._free = {
+                name: {dim: index.to(log_alpha.device) for dim, index in found.items()}
+                for name, found in without_gates(self.gated.groups).items()
+            }
         self._price.copy_(torch.cat(prices))
 
     def _refuse_long_prior(self) -> None:
@@ -152,7 +177,8 @@ class L0Penalty:
         if names & self.gated.decayed_by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "
-                "weights would decay twice; build the L0Penalty first"
+                "weights would decay twice; build the L0Penalty first, and the optimiser after it "
+                "(parameter_groups(gated, lr) without a decay takes that call back)"
             )
         self.gated.decayed_by_penalty |= names
 

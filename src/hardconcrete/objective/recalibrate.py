@@ -1,7 +1,7 @@
 """Batch-norm statistics for the gates that are used at test time."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating import GatedModel
+from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.module_gates import KEY
+from hardconcrete.gating.swap import is_swapped
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -39,7 +41,9 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
     first = next(rest, None)
     if first is None:
         raise ArgumentError("recalibrate needs at least one batch, and batches is empty")
-    with _estimating(model, norms), torch.no_grad(), _under_the_readout(model):
+    with _estimating(model, norms), torch.no_grad(), ExitStack() as held:
+        for bank in _banks(model):  # for gated norms too, which are in training mode meanwhile
+            held.enter_context(bank.holding(None, bank.readout()))
         for batch in chain([first], rest):
             if isinstance(batch, Mapping):
                 model(**batch)
@@ -47,25 +51,35 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
                 model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
-def _under_the_readout(model: nn.Module) -> AbstractContextManager[None]:
-    """For gated norms too, which are in training mode while they are estimated."""
-    if not isinstance(model, GatedModel):
-        return nullcontext()
-    return model.gates.holding(None, model.gates.readout())
+def _banks(model: nn.Module) -> list[GateBank]:
+    """All gates that modules of a model have, whatever is around it."""
+    gated = [module for module in model.modules() if is_swapped(module)]
+    return list(dict.fromkeys(module.__dict__[KEY].bank for module in gated))
 
 
 @contextmanager
 def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """Everything in evaluation mode but the norms, which average all batches alike."""
+    """Everything in evaluation mode but the norms, which average all batches alike.
+
+    If that fails their statistics are as before. Flags are set one by one: some models do more than
+    that in ``train`` and ``eval``.
+    """
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
-    model.eval()
+    buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+    before = [buffer.clone() for buffer in buffers]
+    for module in modes:
+        module.training = False
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
         norm.training = True
     try:
         yield
+    except BaseException:
+        for buffer, values in zip(buffers, before, strict=True):
+            buffer.copy_(values)
+        raise
     finally:
         for module, training in modes.items():
             module.training = training
