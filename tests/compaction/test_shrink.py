@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError, SiteError
-from tests.compaction.networks import Maps, Sized
+from tests.compaction.networks import Maps, Sized, dense
 from tests.exactness import apart, at_random, outputs, with_random_gates
 from tests.structure.random_networks import random_network
 from tests.zoo import ZOO, gated_network
@@ -592,3 +592,81 @@ def test_on_the_gpu() -> None:
     budget.step()
     small = hc.compact(gated.eval())
     torch.testing.assert_close(small(x), gated(x), rtol=1e-4, atol=1e-4)
+
+
+def selecting() -> hc.GatedModel:
+    """A layer that reads some of its inputs only, when it has shrunk."""
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 8, 8), sites=["1:in", "3:in"])
+    gated.gates.log_alpha.data.fill_(3.0)[:20] = -20.0
+    return gated
+
+
+def test_averages_that_would_average_indices_are_refused() -> None:
+    gated = selecting()
+    average = AveragedModel(gated, use_buffers=True)
+    with pytest.raises(ArgumentError, match="give it use_buffers=False"):
+        hc.shrink(gated, None, averages=average, pays=0.0)
+    assert gated.groups[0].units == 64
+    assert hc.shrink(gated, None, averages=AveragedModel(gated), pays=0.0)
+
+
+def test_a_state_can_be_written_into() -> None:
+    """As averages of state_dicts do, integers too."""
+    gated = selecting()
+    hc.shrink(gated, None, pays=0.0)
+    before = gated.gates.original.clone()
+    for value in gated.state_dict().values():
+        if not value.is_floating_point():
+            value.zero_()
+    assert torch.equal(gated.gates.original, before)
+
+
+def test_in_inference_mode_and_in_double_precision() -> None:
+    gated = selecting()
+    optimizer = torch.optim.Adam(gated.parameters())
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            assert hc.shrink(gated, optimizer, pays=0.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    gated(torch.randn(2, 8, 8)).sum().backward()
+    optimizer.step()
+
+
+def test_what_a_model_keeps_of_its_last_call() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.features = self.first(x).relu()
+            return self.last(self.features)
+
+    gated = hc.attach_gates(Keeps(), torch.randn(2, 4))
+    gated.gates.log_alpha.data[:3] = -30.0
+    gated(torch.randn(5, 4)).sum().backward()
+    assert hc.shrink(gated, None, pays=0.0)
+    gated(torch.randn(5, 4)).sum().backward()
+    assert hc.compact(gated).first.out_features == 5
+
+
+def test_state_of_an_optimiser_inside_lists() -> None:
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    optimizer = torch.optim.SGD(gated.parameters(), lr=0.1)
+    for parameter in gated.parameters():
+        optimizer.state[parameter]["history"] = [parameter.detach().clone() for _ in range(2)]
+    gated.gates.log_alpha.data[:3] = -30.0
+    assert hc.shrink(gated, optimizer, pays=0.0)
+    for parameter, state in optimizer.state.items():
+        assert all(torch.equal(past, parameter) for past in state["history"])
+
+
+@pytest.mark.parametrize(
+    "setting", [{"round_to": 8.0}, {"below": None}, {"pays": None}, {"checks": "2"}]
+)
+def test_settings_of_other_types_are_refused_in_words(setting: Any) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(setting))):
+        hc.shrink(selecting(), None, **setting)

@@ -295,3 +295,12 @@ def test_on_a_gpu_the_work_is_waited_for() -> None:
     assert report.latencies[0].before_ms > 1
     assert report.speedup(8192) > 2
     assert report.device == torch.cuda.get_device_name()
+
+
+def test_a_shrunk_model_stands_for_its_dense_one() -> None:
+    layers = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 4))
+    gated.gates.log_alpha.data[:6] = -30.0
+    hc.shrink(gated, None, pays=0.0)
+    report = hc.measure(gated, hc.compact(gated), torch.randn(2, 4), batches=[1], repeats=2)
+    assert (report.before.params, report.after.params) == (58, 16)

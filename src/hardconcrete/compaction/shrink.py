@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -92,6 +93,8 @@ def shrink(
         gated: what ``attach_gates`` returned.
         optimizer: one, several or None; SGD, Adam and all whose state has the parameters' shape.
         averages: copies of ``gated``, such as ``AveragedModel``s, that are to shrink along.
+            Averages lag behind: let ``checks`` span more steps than they remember, or what goes is
+            still open in them.
         below: a gate is shut if it opens with a smaller probability; ``"readout"``: if the readout
             shuts it, as at the last drop of a learning rate.
         checks: in how many checks in a row a gate must have been found shut.
@@ -113,22 +116,43 @@ def shrink(
         (Linear(in_features=4, out_features=2, bias=True), tensor(0.2500, dtype=torch.float64))
     """
     rule = _Rule(below, checks, round_to, pays)
-    optimizers, copies = _optimizers(gated, optimizer), _copies(gated, averages)
+    optimizers = _optimizers(gated, optimizer)
+    around = [averages] if isinstance(averages, nn.Module) else list(averages)
     _refuse_latency(gated)
+    with torch.inference_mode(False):  # what is made inside could not be trained
+        return _shrink(gated, optimizers, around, rule)
+
+
+def _shrink(
+    gated: GatedModel, optimizers: list[Optimizer], averages: list[nn.Module], rule: "_Rule"
+) -> Shrink:
+    copies = _copies(gated, averages)
     counted, stays = rule.applied(gated)
     present, after = gates_of(gated), None
-    found = _described(gated, present[stays], pays)
-    if not stays.all() and found.saved >= pays:
+    found = _described(gated, present[stays], rule.pays)
+    if not stays.all() and found.saved >= rule.pays:
         planned = _planned(gated, present[stays])
         left = what_is_left(planned)[1].to(present.device)
         if torch.isin(left, present).all():  # else a layer is left with nothing, and gets some back
-            found = replace(_described(gated, left, pays), done=len(left) < len(present))
+            found = replace(_described(gated, left, rule.pays), done=len(left) < len(present))
             after = _rehearsed(gated, planned) if found else None
+    if after is not None and after.plan.selections:
+        _refuse_averaged_indices(averages)
     for each in (gated, *copies):
         each.gates.checks = counted.clone()
         if after is not None:
             carry_out(each, after, optimizers if each is gated else ())
     return found
+
+
+def _refuse_averaged_indices(averages: list[nn.Module]) -> None:
+    for average in averages:
+        if getattr(average, "use_buffers", False):
+            raise ArgumentError(
+                f"this {type(average).__name__} averages buffers, and layers that select among "
+                "their inputs would have indices there, which an average rounds: give it "
+                "use_buffers=False, and call recalibrate on it"
+            )
 
 
 def _refuse_latency(gated: GatedModel) -> None:
@@ -166,14 +190,15 @@ class _Rule:
     pays: float
 
     def __post_init__(self) -> None:
-        known = self.below == "readout" if isinstance(self.below, str) else 0 < self.below < 1
-        if not known:
+        number = isinstance(self.below, Real) and 0 < self.below < 1
+        if self.below != "readout" and not number:
             raise ArgumentError(f"below={self.below!r} must lie between 0 and 1, or be 'readout'")
-        if self.checks < 1 or self.round_to < 1:
+        if any(not isinstance(n, int) or n < 1 for n in (self.checks, self.round_to)):
             raise ArgumentError(
-                f"checks={self.checks} and round_to={self.round_to} must be at least 1"
+                f"checks={self.checks} and round_to={self.round_to} must be whole numbers, at "
+                "least 1"
             )
-        if not 0 <= self.pays < 1:
+        if not isinstance(self.pays, Real) or not 0 <= self.pays < 1:
             raise ArgumentError(f"pays={self.pays} must be a part of the MACs, below 1")
 
     @torch.no_grad()
@@ -206,11 +231,11 @@ def _optimizers(gated: Any, given: Optimizer | Sequence[Optimizer] | None) -> li
     return found
 
 
-def _copies(gated: GatedModel, given: nn.Module | Sequence[nn.Module]) -> list[GatedModel]:
+def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:
     """The gated models inside averages, which have been shrunk alike so far."""
     names = [group.name for group in gated.groups]
     found = []
-    for average in [given] if isinstance(given, nn.Module) else given:
+    for average in averages:
         inner: Any = average if isinstance(average, GatedModel) else getattr(average, "module", 0)
         alike = isinstance(inner, GatedModel) and [group.name for group in inner.groups] == names
         if not alike or inner is gated or not torch.equal(gates_of(inner), gates_of(gated)):
@@ -241,7 +266,7 @@ def _planned(gated: GatedModel, kept: Tensor) -> Shrunk:
     known, dense = shrunk(gated), expanded(gated)
     plain = ungated(dense)
     for _ in range(ROUNDS):
-        values = torch.zeros(known.gates).index_fill(0, kept.cpu(), 1.0)
+        values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
         after = Shrunk(known.dense, replace(plan, scales=()))
         left = what_is_left(after)[1]
@@ -256,7 +281,7 @@ def _rehearsed(gated: GatedModel, after: Shrunk) -> Shrunk:
     reference, failures = copy.deepcopy(gated), []
     kept = positions(gates_of(gated).cpu(), what_is_left(after)[1])
     own = gated.gates.log_alpha.detach()
-    some = torch.linspace(0.5, 1.0, len(kept), device=own.device)  # every gate another
+    some = torch.linspace(0.5, 1.0, len(kept), dtype=own.dtype, device=own.device)  # all differ
     values = torch.zeros_like(own).index_copy(0, kept.to(own.device), some)
     for candidate in _variants(after):
         trial = copy.deepcopy(gated)

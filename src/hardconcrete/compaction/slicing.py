@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hardconcrete.errors import ArgumentError, CompactionError
 
@@ -25,8 +25,11 @@ class Scissors:
         for optimizer in self.optimizers:
             state = optimizer.state.get(tensor, {})
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.shape == tensor.shape:
-                    state[name] = _left(value, dim, kept)
+                state[name] = tree_map_only(
+                    Tensor,
+                    lambda own: _left(own, dim, kept) if own.shape == tensor.shape else own,
+                    value,
+                )
         gradient, tensor.grad = tensor.grad, None
         _put(tensor, _left(tensor.data, dim, kept))
         if gradient is not None:

@@ -1,5 +1,6 @@
 """A model with gates: drawn for each call in training, read out in evaluation."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -120,6 +121,16 @@ class GatedModel(nn.Module):
         if self._latency is not None and self._latency.selects.device != self._group_sizes.device:
             self._latency = None  # another device takes other times
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
+        """What a model keeps of its last call is cut from its graph, for graphs have no copies."""
+        for value in [value for module in self.modules() for value in vars(module).values()]:
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+        copied: Any = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied  # type: ignore[no-any-return]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """First remove what the saved model had removed."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hardconcrete.compaction.dense import expanded
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.batches import Inputs, batch_size, resampled
 from hardconcrete.cost.count import readable_bytes, tensors_in
@@ -231,7 +232,7 @@ def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]
 
 def _plain(side: str, model: nn.Module) -> nn.Module:
     if isinstance(model, GatedModel):
-        return remove_gates(_copy(model))
+        return remove_gates(expanded(model))
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{side} is a {type(model).__name__}; measure takes an nn.Module")
     if any(is_swapped(module) for module in model.modules()):
