@@ -88,8 +88,47 @@ def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
         ({"variant": "l0", "noise": True}, "--noise is about what a budget leaves"),
         ({"variant": "l0", "warmup": 0.3}, "for --variant budget"),
         ({"variant": "budget", "warmup": 0.0}, "--warmup 0.0 must be a part of the training"),
+        ({"macs": 0.3}, "--macs 0.3 must be a part of the multiply-adds, for --variant budget"),
+        ({"variant": "budget", "macs": 0.0}, "--macs 0.0 must be a part of the multiply-adds"),
+        ({"variant": "budget", "lam": 0.001}, "--lam 0.001 must .* is for --variant l0"),
+        ({"variant": "dense", "gate_lr": 0.1}, "--gate-lr 0.1 must .* is for gates"),
+        ({"variant": "dropout", "shrink": 3}, "--shrink 3 must .* is for gates"),
+        ({"gate_lr": 0.0}, "--gate-lr 0.0 must be positive and finite"),
+        ({"gate_lr": -1.0}, "--gate-lr -1.0 must be positive and finite"),
+        ({"gate_lr": math.nan}, "--gate-lr nan must be positive and finite"),
+        ({"network": "wrn-28"}, r"wrn-28 does not exist as l0: use wrn-28-10 \(depth and width"),
+        ({"network": "resnet"}, "--network resnet does not exist"),
     ],
 )
 def test_impossible_rows_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         WideExperiment(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "wrn-28-10-cifar10-l0-0.001-seed0"),
+        ({"variant": "dense"}, "wrn-28-10-cifar10-dense-seed0"),
+        ({"variant": "budget", "shrink": 3}, "wrn-28-10-cifar10-budget-0.5-shrink3-seed0"),
+    ],
+)
+def test_a_record_names_what_a_variant_does_not_use(settings: dict, name: str) -> None:
+    experiment = WideExperiment(**settings)
+    assert experiment.name == name
+    told = experiment.settings()
+    assert (told["lam"], told["macs"]) == (0.001, 0.5)
+    again = WideExperiment.of(told)
+    assert (again.name, again.settings()) == (name, told)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 200])
+def test_the_first_epoch_has_the_highest_rate(epochs: int) -> None:
+    recipe = wide_learner(small(variant="dense", epochs=epochs), 50_000, CPU).recipe
+    assert recipe.rate(0) == 0.1
+    assert epochs < 200 or recipe.milestones == (60, 120, 160)
+
+
+def test_a_budget_that_cannot_be_met_is_said_in_the_numbers_given() -> None:
+    with pytest.raises(ArgumentError, match=r"--macs 0.05 is too small: training aims at 0.045.*"):
+        wide_learner(small(variant="budget", macs=0.05), 50_000, CPU)

@@ -216,10 +216,15 @@ def reproduce_wrn(
     dataset: Annotated[str, typer.Option(help="cifar10 or cifar100.")] = "cifar10",
     variant: Annotated[str, typer.Option(help="dense, dropout, l0 or budget.")] = "l0",
     network: Annotated[str, typer.Option(help="wrn-28-10, resnet-110, preact-110.")] = "wrn-28-10",
-    lam: Annotated[float, typer.Option(help="Lambda times N, for l0.")] = 0.001,
+    lam: Annotated[
+        float | None, typer.Option(help="Lambda times N, for l0; 0.001 if not told.")
+    ] = None,
     macs: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of the multiply-adds, for budget.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Part of the multiply-adds, for budget; 0.5 if not told."
+        ),
+    ] = None,
     gate_lr: Annotated[
         float | None, typer.Option(help="Gates in Adam at this rate, outside the schedule.")
     ] = None,

@@ -44,7 +44,7 @@ class Run:
     def row(self) -> tuple[str, str]:
         """The row of the table it belongs to: its network and its setting."""
         one = self.experiment
-        told = {"l0": f" {one.lam:g}", "budget": f" {one.macs:g}"}.get(one.variant, "")
+        told = {"l0": f" {one.price:g}", "budget": f" {one.limit:g}"}.get(one.variant, "")
         marks = [*[", faithful"] * one.faithful, *[", noise"] * one.noise]
         for mark, value in (("gates", one.gate_lr), ("warm-up", one.warmup)):
             if value is not None:
@@ -59,7 +59,7 @@ def finished(runs: Path) -> list[Run]:
         folder = RunFolder(path.parent)
         record = folder.read()
         if "result" in record and not record["settings"]["validate"]:
-            experiment = WideExperiment(**record["settings"])
+            experiment = WideExperiment.of(record["settings"])
             found.append(Run(experiment, WideResult.of(record["result"]), folder))
     return found
 

@@ -1,8 +1,10 @@
 """The residual networks of table 2 on CIFAR: what can be trained, and how."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
@@ -15,7 +17,14 @@ from hardconcrete.paper.models import PreActResNet, ResNet, WideResNet
 Dataset = Literal["cifar10", "cifar100"]
 Variant = Literal["dense", "dropout", "l0", "budget"]
 
+NETWORK = re.compile(r"wrn-\d+-[1-9]\d*|(resnet|preact)-\d+")
+"""Depth and width, or the depth of a network whose width is fixed."""
+
 DROPRATE = 0.3
+LAM = 0.001
+"""Times 1/N, for ``"l0"``."""
+MACS = 0.5
+"""What a budget leaves."""
 WEIGHT_DECAY = {"wrn": 5e-4, "resnet": 1e-4, "preact": 1e-4}
 """By kind of network, as each was published; the paper divides it by 0.7 on layers with gates."""
 GATE_LR = 5e-3
@@ -36,8 +45,8 @@ class WideExperiment:
         dataset: ``"cifar10"`` or ``"cifar100"``.
         variant: ``"dense"``, ``"dropout"`` at 0.3, ``"l0"``, or ``"budget"``.
         network: ``"wrn-28-10"`` or another depth and width, ``"resnet-110"``, ``"preact-110"``.
-        lam: lambda times N, for ``"l0"``.
-        macs: the part of the dense multiply-adds to keep, for ``"budget"``.
+        lam: lambda times N, for ``"l0"`` alone; 0.001 if None.
+        macs: the part of the dense multiply-adds to keep, for ``"budget"`` alone; half if None.
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         warmup: the part of the training in which a budget comes down; a tenth if None.
@@ -55,8 +64,8 @@ class WideExperiment:
     dataset: Dataset = "cifar10"
     variant: Variant = "l0"
     network: str = "wrn-28-10"
-    lam: float = 0.001
-    macs: float = 0.5
+    lam: float | None = None
+    macs: float | None = None
     gate_lr: float | None = None
     warmup: float | None = None
     seed: int = 0
@@ -73,8 +82,25 @@ class WideExperiment:
                 raise ArgumentError(f"{name} {getattr(self, name)!r} is not known: {known}")
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
-        if not 0 <= self.lam < math.inf:
-            raise ArgumentError(f"--lam {self.lam} must not be negative or infinite")
+        if self.lam is not None and not (self.variant == "l0" and 0 <= self.lam < math.inf):
+            raise ArgumentError(
+                f"--lam {self.lam} must not be negative or infinite, and is for --variant l0"
+            )
+        if self.macs is not None and not (self.variant == "budget" and 0 < self.macs <= 1):
+            raise ArgumentError(
+                f"--macs {self.macs} must be a part of the multiply-adds, for --variant budget"
+            )
+        has_gates = self.variant in ("l0", "budget")
+        if self.gate_lr is not None and not (has_gates and 0 < self.gate_lr < math.inf):
+            raise ArgumentError(
+                f"--gate-lr {self.gate_lr} must be positive and finite, and is for gates: "
+                "--variant l0 or budget"
+            )
+        if self.shrink < 0 or (self.shrink and not has_gates):
+            raise ArgumentError(
+                f"--shrink {self.shrink} must be a number of epochs, and is for gates: "
+                "--variant l0 or budget"
+            )
         if self.warmup is not None and not (self.variant == "budget" and 0 < self.warmup <= 1):
             raise ArgumentError(
                 f"--warmup {self.warmup} must be a part of the training, for --variant budget"
@@ -87,6 +113,31 @@ class WideExperiment:
             raise ArgumentError(f"--seed {self.seed} must lie between 0 and 2^31")
         with torch.device("meta"):
             self.build()
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """From a record, which has lam and macs whether the variant uses them or not."""
+        unused = {"lam", "macs"} - {{"l0": "lam", "budget": "macs"}.get(settings["variant"])}
+        return cls(**{key: value for key, value in settings.items() if key not in unused})
+
+    def settings(self) -> dict[str, Any]:
+        """All of it, for a record.
+
+        Example:
+            >>> WideExperiment(variant="budget").settings()["macs"]
+            0.5
+        """
+        return {**asdict(self), "lam": self.price, "macs": self.limit}
+
+    @property
+    def price(self) -> float:
+        """Lambda times N."""
+        return LAM if self.lam is None else self.lam
+
+    @property
+    def limit(self) -> float:
+        """What a budget leaves, as a part of the dense multiply-adds."""
+        return MACS if self.macs is None else self.macs
 
     @property
     def classes(self) -> Literal[10, 100]:
@@ -101,7 +152,7 @@ class WideExperiment:
             >>> WideExperiment(network="wrn-10-1", seed=3).name
             'wrn-10-1-cifar10-l0-0.001-seed3'
         """
-        setting = {"l0": [f"{self.lam:g}"], "budget": [f"{self.macs:g}"]}.get(self.variant, [])
+        setting = {"l0": [f"{self.price:g}"], "budget": [f"{self.limit:g}"]}.get(self.variant, [])
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
         if self.warmup is not None:
@@ -117,16 +168,13 @@ class WideExperiment:
         kind, *numbers = self.network.split("-")
         builders: dict[str, Any] = {"wrn": WideResNet, "resnet": ResNet, "preact": PreActResNet}
         dropout = {"dropout": DROPRATE} if self.variant == "dropout" else {}
-        try:
-            model: nn.Module = builders[kind](*map(int, numbers), classes=self.classes, **dropout)
-            return model
-        except ArgumentError:
-            raise
-        except (KeyError, ValueError, TypeError) as error:
+        if not NETWORK.fullmatch(self.network) or (dropout and kind != "wrn"):
             raise ArgumentError(
-                f"--network {self.network} does not exist as {self.variant}: use wrn-28-10, "
-                "resnet-110 or preact-110"
-            ) from error
+                f"--network {self.network} does not exist as {self.variant}: use wrn-28-10 (depth "
+                "and width), resnet-110 or preact-110"
+            )
+        model: nn.Module = builders[kind](*map(int, numbers), classes=self.classes, **dropout)
+        return model
 
 
 def wide_learner(experiment: WideExperiment, examples: int, device: torch.device) -> Learner:
@@ -134,7 +182,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     torch.manual_seed(experiment.seed)
     model = experiment.build()  # on the CPU: a seed gives the same weights on every device
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    milestones = tuple(round(part * experiment.epochs) for part in SCHEDULE)
+    milestones = tuple(max(1, round(part * experiment.epochs)) for part in SCHEDULE)
     decay = WEIGHT_DECAY[experiment.network.split("-")[0]]
     recipe: dict[str, Any] = {
         "epochs": experiment.epochs,
@@ -156,18 +204,29 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
         where = {"sites": [f"{name}:out" for name, _ in _first_convolutions(model)]}
         recipe["draws"] = 2
     gated = hc.attach_gates(model, example, droprate=DROPRATE, keep_mean=True, **where)
-    lam = experiment.lam / examples if experiment.variant == "l0" else 0.0
+    lam = experiment.price / examples if experiment.variant == "l0" else 0.0
     penalty = hc.L0Penalty(gated, lam, weight_decay=decay / 0.7, decay_moves_gates=False)
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
-        target = experiment.macs - min(_filling(gated), 0.1 * experiment.macs)
         warmup = WARMUP if experiment.warmup is None else experiment.warmup
         steps = round(3 * warmup * experiment.epochs * (examples // recipe["batch_size"]))
-        penalties.append(hc.Budget(gated, macs=target, steps=max(3, steps)))
+        penalties.append(_budget(gated, experiment.limit, max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
     recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
     return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
+
+
+def _budget(gated: hc.GatedModel, limit: float, steps: int) -> hc.Budget:
+    """A budget that leaves room for filling groups up."""
+    target = limit - min(_filling(gated), 0.1 * limit)
+    try:
+        return hc.Budget(gated, macs=target, steps=steps)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"--macs {limit:g} is too small: training aims at {target:.3g}, so that widths can be "
+            f"filled up to multiples of {ROUND_TO}, and {error}"
+        ) from error
 
 
 def _filling(gated: hc.GatedModel) -> float:

@@ -91,7 +91,7 @@ def run_wide(
     """
     folder = RunFolder(out / experiment.name)
     if folder.record.exists():
-        folder.refuse_others(asdict(experiment))
+        folder.refuse_others(experiment.settings())
         if "result" in folder.read():
             return WideResult.of(folder.read()["result"])
     place, start = choose_device(device), time.perf_counter()
@@ -99,7 +99,7 @@ def run_wide(
     if experiment.validate:
         training, held_out = hold_out(training)
     if rank() == 0:
-        folder.begin(asdict(experiment), resume=resume)
+        folder.begin(experiment.settings(), resume=resume)
     learner = wide_learner(experiment, len(training), place)
     continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
@@ -159,7 +159,7 @@ def _examined(
     hc.recalibrate(averaged, batches)
     small, units = averaged, tuple[int, ...]()
     if learner.budget is not None:
-        limit = hc.Budget(averaged, macs=experiment.macs)
+        limit = hc.Budget(averaged, macs=experiment.limit)
         small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
         hc.recalibrate(small, batches)  # other units than the readout's may be open
         left = hc.CompactionPlan.of(small).groups
