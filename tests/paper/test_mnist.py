@@ -90,3 +90,12 @@ def test_missing_data_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not in"):
         run(Experiment("mlp"), out=tmp_path / "runs", data=tmp_path / "nowhere", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_refused_budget_leaves_nothing_behind(tmp_path: Path) -> None:
+    experiment = Experiment("mlp", (), method="budget", macs=0.0)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="above 0 and up to 1"):
+            run(experiment, out=tmp_path / "runs", device="cpu")
+    assert not (tmp_path / "runs").exists()

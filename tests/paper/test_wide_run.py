@@ -1,14 +1,19 @@
 """Rows of table 2 at a small size, on a few made-up images."""
 
 import json
+import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from hardconcrete.errors import ArgumentError
+from hardconcrete.paper import wide_run
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.wide import WideExperiment
-from hardconcrete.paper.wide_run import run_wide
+from hardconcrete.paper.wide_run import WideResult, run_wide
+from tests.paper.test_table1 import RESULTS, interrupt
 from tests.paper.test_wide import small
 
 
@@ -62,6 +67,44 @@ def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
+
+
+@pytest.mark.parametrize("where", ["latencies", "_curves"])
+def test_an_interrupted_examination_is_continued(
+    where: str, opened_cifar: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = small(variant="budget", epochs=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(wide_run, where, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_wide(experiment, out=tmp_path, device="cpu")
+    folder = RunFolder(tmp_path / experiment.name)
+    first = folder.read()
+    with pytest.raises(ArgumentError, match="holds this run already; continue it with --resume"):
+        run_wide(experiment, out=tmp_path, device="cpu")
+    result = run_wide(experiment, out=tmp_path, device="cpu", resume=True)
+    assert [*result.curve] == ["1"]
+    assert [*result.latency] == ["cpu, float32, batch 1"]
+    done = {key: value for key, value in first["result"].items() if value}
+    assert WideResult.of({**asdict(result), **done}) == result  # nothing was measured twice
+    assert len(folder.read()["test_opened"]) == opened_cifar.count("test") == 2
+    assert folder.read()["environment"] == first["environment"]
+    assert run_wide(experiment, out=tmp_path) == result
+    assert opened_cifar.count("test") == 2
+
+
+@pytest.mark.usefixtures("opened_cifar")
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"--macs 0.02 is too small"):
+            run_wide(small(variant="budget", macs=0.02), out=tmp_path / "runs", device="cpu")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_result_without_a_checkpoint_is_final(tmp_path: Path) -> None:
+    kept = RESULTS / "wide" / WideExperiment().name
+    shutil.copytree(kept, tmp_path / kept.name)
+    assert run_wide(WideExperiment(), out=tmp_path, resume=True).curve == {}
 
 
 @pytest.mark.usefixtures("opened_cifar")

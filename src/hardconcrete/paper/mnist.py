@@ -51,14 +51,14 @@ def run(
     training = load_mnist("train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
-    folder.begin(experiment.settings(), resume=resume)
     started = time.perf_counter()
+    learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
+    folder.begin(experiment.settings(), resume=resume)  # after all that can be refused
 
     def open_test() -> Images:
         folder.note_opening()
         return held_out if experiment.validate else load_mnist("test", data)
 
-    learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     network = NETWORKS[experiment.network]
     alone = experiment.method == "budget" or experiment.shrink
     stacked = place.type == "cuda" and not alone

@@ -87,20 +87,22 @@ def run_wide(
 ) -> WideResult | None:
     """Train one network; None if the minutes were over before its end.
 
-    The test set is opened once, when it is trained.
+    The test set is opened once, when it is trained; again if what follows was interrupted.
     """
-    folder = RunFolder(out / experiment.name)
+    folder, earlier = RunFolder(out / experiment.name), None
     if folder.record.exists():
         folder.refuse_others(experiment.settings())
-        if "result" in folder.read():
-            return WideResult.of(folder.read()["result"])
+        if "result" in (record := folder.read()):
+            earlier = WideResult.of(record["result"])
+            if earlier.curve or not folder.checkpoint.exists():  # or nothing to go on from
+                return earlier
     place, start = choose_device(device), time.perf_counter()
     training = load_cifar(experiment.classes, "train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
-    if rank() == 0:
-        folder.begin(experiment.settings(), resume=resume)
     learner = wide_learner(experiment, len(training), place)
+    if rank() == 0:  # after all that can be refused
+        folder.begin(experiment.settings(), resume=resume)
     continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
@@ -129,8 +131,9 @@ def run_wide(
         "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
         "forecast": forecast,
     }
-    for result in _examined(experiment, engine, spent, prepare, training, open_test, folder):
-        folder.write({**folder.read(), **about, "result": asdict(result)})
+    given = spent, prepare, training, open_test, folder, earlier
+    for result in _examined(experiment, engine, *given):
+        folder.write({**about, **folder.read(), "result": asdict(result)})
     return result
 
 
@@ -147,10 +150,11 @@ def _examined(
     training: Images,
     open_test: Callable[[], Images],
     folder: RunFolder,
+    result: WideResult | None,
 ) -> Iterator[WideResult]:
     """Estimate batch norms, compact and save; then open the test set, and test.
 
-    First what counts, then the same with latencies and curves.
+    First what counts, then the same with latencies and curves; what a result has stays as it is.
     """
     (learner,) = engine.learners
     place, averaged = learner.device, copy.deepcopy(learner.averaged)
@@ -168,28 +172,30 @@ def _examined(
         small, units = hc.compact(averaged), averaged.units_left()
     if small is not averaged:
         hc.save(folder.small(experiment.seed), small)
-    image = torch.zeros(1, 3, 32, 32)
-    own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
     plain, few, test = prepare.eval(), training.take(slice(10_000)), open_test()
-    gated = isinstance(averaged, hc.GatedModel)
-    seen = engine.epochs * engine.steps * learner.recipe.batch_size
-    result = WideResult(
-        error=round(error_rate(small, test, prepare=plain), 4),
-        raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
-        units=units,
-        macs=(own.macs, dense.macs),
-        params=(own.params, dense.params),
-        expected_macs=averaged.expected("macs").item() if gated else dense.macs,
-        seconds=round(engine.seconds, 1),
-        images_per_second=round(seen / engine.seconds, 1),
-        latency={},
-        curve={},
-        training_curve={},
-        **spent,
-    )
-    yield result
-    result = replace(result, latency=latencies(experiment.build(), small, place))
-    yield result
+    if result is None:
+        image = torch.zeros(1, 3, 32, 32)
+        own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
+        gated = isinstance(averaged, hc.GatedModel)
+        seen = engine.epochs * engine.steps * learner.recipe.batch_size
+        result = WideResult(
+            error=round(error_rate(small, test, prepare=plain), 4),
+            raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
+            units=units,
+            macs=(own.macs, dense.macs),
+            params=(own.params, dense.params),
+            expected_macs=averaged.expected("macs").item() if gated else dense.macs,
+            seconds=round(engine.seconds, 1),
+            images_per_second=round(seen / engine.seconds, 1),
+            latency={},
+            curve={},
+            training_curve={},
+            **spent,
+        )
+        yield result
+    if not result.latency:
+        result = replace(result, latency=latencies(experiment.build(), small, place))
+        yield result
     states = folder.snapshots(experiment.seed)
     curve, training_curve = _curves(
         experiment, learner, states, (test, few), plain, batches[:FEW_BATCHES]
