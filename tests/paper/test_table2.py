@@ -1,6 +1,8 @@
 """Table 2 and figure 4 from runs at a small size, on a few made-up images."""
 
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 from hardconcrete.cli import app
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.wide_run import run_wide
+from tests.paper.test_table1 import RESULTS
 from tests.paper.test_wide import small
 
 
@@ -35,3 +38,50 @@ def test_finished_runs_become_a_table_and_a_figure(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "cifar100, dropout, delivered, at the end" in said.output
     assert {file.name for file in out.iterdir()} == {"table2.md", "figure4.svg", "figure4.png"}
+
+
+KEPT = "wrn-28-10-cifar10-budget-0.5-noise-shrink3-seed0"
+
+
+def drawn(command: str, runs: Path) -> str:
+    said = CliRunner().invoke(app, ["reproduce", command, "--runs", str(runs), "--out", str(runs)])
+    return " ".join(said.output.split())
+
+
+def test_the_committed_runs_can_be_read(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "wide", tmp_path, dirs_exist_ok=True)
+    said = drawn("table2", tmp_path)
+    assert "| wrn-28-10 | budget 0.5, noise, shrink 3 | cifar10 | 200 | 1 | 4.15% |" in said
+    assert "| wrn-28-10 | l0 0.001 | cifar10 | 200 | 1 | 3.85% |" in said
+    assert "wrote" in drawn("figure4", tmp_path)
+
+
+def without_metrics(folder: RunFolder) -> None:
+    folder.metrics.unlink()
+
+
+def of_another_version(folder: RunFolder) -> None:
+    record = folder.read()
+    folder.write({**record, "settings": {**record["settings"], "luck": 1}})
+
+
+def incomplete(folder: RunFolder) -> None:
+    record = folder.read()
+    del record["result"]["units"]
+    folder.write(record)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without_metrics, "metrics.jsonl is missing or empty"),
+        (of_another_version, "record.json is no record of .* argument 'luck'"),
+        (incomplete, "record.json is no record of .* it lacks 'units'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(
+    damage: Callable[[RunFolder], None], words: str, tmp_path: Path
+) -> None:
+    shutil.copytree(RESULTS / "wide" / KEPT, tmp_path / KEPT)
+    damage(RunFolder(tmp_path / KEPT))
+    assert re.search(f"error: {tmp_path / KEPT}/{words}", drawn("figure4", tmp_path))

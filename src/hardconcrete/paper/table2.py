@@ -12,7 +12,7 @@ from hardconcrete.paper.figures import Drawing
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.table1 import spread
 from hardconcrete.paper.wide import WideExperiment
-from hardconcrete.paper.wide_run import WideResult
+from hardconcrete.paper.wide_run import WideResult, read_run
 from hardconcrete.report.plots import COLOURS, check_plotting, save
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Run:
         for mark, value in (("gates", one.gate_lr), ("warm-up", one.warmup)):
             if value is not None:
                 marks.append(f", {mark} {value:g}")
+        marks += [f", shrink {one.shrink}"] * bool(one.shrink)
         return one.network, "".join([one.variant, told, *marks])
 
 
@@ -57,10 +58,11 @@ def finished(runs: Path) -> list[Run]:
     found = []
     for path in sorted(runs.glob("*/record.json")):
         folder = RunFolder(path.parent)
-        record = folder.read()
-        if "result" in record and not record["settings"]["validate"]:
-            experiment = WideExperiment.of(record["settings"])
-            found.append(Run(experiment, WideResult.of(record["result"]), folder))
+        if "result" not in folder.read():  # not at its end, or of table 1
+            continue
+        experiment, result = read_run(folder)
+        if result and not experiment.validate:
+            found.append(Run(experiment, result, folder))
     return found
 
 
@@ -179,6 +181,11 @@ def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dic
     facts = {}
     for run in runs:
         lines, row = run.folder.lines(), run.row[1]
+        if not lines:
+            raise DataError(
+                f"{run.folder.metrics} is missing or empty, and the figure needs what epochs cost; "
+                "put it there, or move its folder away"
+            )
         epochs = [line["epoch"] for line in lines]
         for kind, style in (("expected", "-"), ("delivered", ":")):
             values = [2e-9 * line[kind] for line in lines]

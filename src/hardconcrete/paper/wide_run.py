@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
 from hardconcrete.paper.cifar_images import load_cifar
 from hardconcrete.paper.datasets import Images, hold_out
@@ -75,6 +76,20 @@ class WideResult:
         return cls(**{**row, **pairs, "latency": latency})
 
 
+def read_run(folder: RunFolder) -> tuple[WideExperiment, WideResult | None]:
+    """What was run, and what it ended with if it did."""
+    record = folder.read()
+    try:
+        result = WideResult.of(record["result"]) if "result" in record else None
+        return WideExperiment.of(record["settings"]), result
+    except (AttributeError, KeyError, TypeError, ArgumentError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise DataError(
+            f"{folder.record} is no record of this version's `hardconcrete reproduce wrn`: {what}; "
+            "move its folder away"
+        ) from error
+
+
 def run_wide(
     experiment: WideExperiment,
     *,
@@ -92,10 +107,9 @@ def run_wide(
     folder, earlier = RunFolder(out / experiment.name), None
     if folder.record.exists():
         folder.refuse_others(experiment.settings())
-        if "result" in (record := folder.read()):
-            earlier = WideResult.of(record["result"])
-            if earlier.curve or not folder.checkpoint.exists():  # or nothing to go on from
-                return earlier
+        _, earlier = read_run(folder)
+        if earlier and (earlier.curve or not folder.checkpoint.exists()):
+            return earlier  # all of it, or all there can be
     place, start = choose_device(device), time.perf_counter()
     training = load_cifar(experiment.classes, "train", data)
     if experiment.validate:
