@@ -213,11 +213,22 @@ def test_copy_in_another_order_needs_a_list_of_checksums(tmp_path: Path) -> None
     assert torch.equal(load_cifar(100, "test", tmp_path).images, expected(["test.bin"])[0])
 
 
-def test_vouched_file_that_is_no_cifar(tmp_path: Path) -> None:
-    put(tmp_path, {"test.bin": b"short"})
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", r"its 0 bytes are not records of 1 \+ 3072 bytes"),
+        (bytes(3072), "its 3072 bytes are not records"),
+        (bytes([0] * 3073 + [10] * 3073), "it has a label 10, and 10 classes are 0 to 9"),
+    ],
+)
+def test_vouched_file_that_is_no_cifar(tmp_path: Path, content: bytes, words: str) -> None:
+    files = contents(10, BINARY, "train")
+    last = files["data_batch_5.bin"] + bytes(len(content) == 3072)  # whole records in all
+    put(tmp_path, {**files, "data_batch_2.bin": content, "data_batch_5.bin": last})
     sums(tmp_path)
-    with pytest.raises(DataError, match=r"5 bytes are not whole records of 2 \+ 3072 bytes"):
-        load_cifar(100, "test", tmp_path)
+    with pytest.raises(DataError, match=f"data_batch_2.bin is not of CIFAR-10: {words}") as refusal:
+        load_cifar(10, "train", tmp_path)
+    assert "Delete it, or the archive it is in, and put the official" in str(refusal.value)
 
 
 class Evil:
@@ -239,14 +250,14 @@ def test_pickle_without_the_official_checksum_is_never_opened(
 def test_pickle_makes_arrays_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"a pickle that wants (posix|nt)\.system is not one of"):
-        from_python(b"labels", [pickle.dumps(Evil())])
+        from_python(b"labels", {"test": pickle.dumps(Evil())})
     assert not (tmp_path / "pickle-was-opened").exists()
 
 
 def test_pictures_without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtraError, match=r"Pillow is needed here.*hardconcrete\[plot\]"):
-        cifar_images.from_png([b"", b"[]"])
+        cifar_images.from_png({"test_batch.png": b"", "test_lables.json": b"[]"})
 
 
 def test_where_to_get_it(tmp_path: Path) -> None:
@@ -267,7 +278,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
 def test_planes_become_channels() -> None:
     record = bytes([7]) + bytes([1]) * 1024 + bytes([2]) * 1024 + bytes(range(256)) * 4
-    images, labels = from_binary(1, [record])
+    images, labels = from_binary(1, {"test_batch.bin": record})
     assert labels.tolist() == [7]
     assert images[0, 0].unique().tolist() == [1]
     assert images[0, 1].unique().tolist() == [2]

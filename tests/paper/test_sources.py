@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,10 +127,15 @@ def sums(folder: Path, **lines: bytes) -> None:
     (folder / "SHA256SUMS").write_text(text)
 
 
-@pytest.mark.parametrize("listed_in", ["", "tiny"])
-def test_list_of_checksums_vouches_for_other_bytes(tmp_path: Path, listed_in: str) -> None:
+@pytest.mark.parametrize(
+    ("listed_in", "name"),
+    [("", "tiny/labels"), ("tiny", "labels"), ("tiny", "./labels"), ("tiny", "*labels")],
+)
+def test_list_of_checksums_vouches_for_other_bytes(
+    tmp_path: Path, listed_in: str, name: str
+) -> None:
     put(tmp_path / "tiny", {**CONTENT, "labels": b"shuffled"})
-    sums(tmp_path / listed_in, **{"labels" if listed_in else "tiny/labels": b"shuffled"})
+    sums(tmp_path / listed_in, **{name: b"shuffled"})
     assert obtain(VOUCHED, PLAIN, tmp_path) == [CONTENT["images"], b"shuffled"]
 
 
@@ -176,6 +182,28 @@ def test_damaged_archive(tmp_path: Path) -> None:
     put(tmp_path, {"all.tar.gz": packed[:-1] + b"?"})
     with pytest.raises(DataError, match=r"all\.tar\.gz is corrupt or truncated"):
         obtain(source("https://example.org/", archive=archive), PLAIN, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        archived({"images": b"alone"})[0],
+        gzip.compress(b"no tar"),
+        gzip.compress(gzip.decompress(archived(CONTENT)[0])[:600]),
+        b"",
+    ],
+    ids=["a member is missing", "no tar", "cut off", "empty"],
+)
+def test_vouched_archive_that_is_not_what_it_should_be(tmp_path: Path, packed: bytes) -> None:
+    put(tmp_path, {"all.tar.gz": packed})
+    sums(tmp_path, **{"all.tar.gz": packed})
+    here = replace(VOUCHED, archive=archived(CONTENT)[1], mirrors=("https://example.org/",))
+    with pytest.raises(DataError) as refusal:
+        obtain(here, PLAIN, tmp_path)
+    assert str(refusal.value) == (
+        f"{tmp_path / 'all.tar.gz'} is not a tar file with inside/images, inside/labels in it\n"
+        "Delete it and put the official file in its place, from https://example.org/all.tar.gz"
+    )
 
 
 def test_neither_files_nor_archive(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,9 @@ PIXELS = 3 * 32 * 32
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 
+Contents = Mapping[str, bytes]
+"""Of files, by name."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -31,24 +34,31 @@ class Form:
 
     source: Source
     files: Mapping[Split, tuple[RemoteFile, ...]]
-    decode: Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]
+    decode: Callable[[Contents], tuple[Tensor, Tensor]]
 
 
-def from_binary(label_bytes: int, contents: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+def from_binary(label_bytes: int, contents: Contents) -> tuple[Tensor, Tensor]:
     """Records of one or two label bytes, the last of them the class, and planes of pixels.
 
     Example:
-        >>> images, labels = from_binary(2, [bytes([4, 30]) + bytes(3072)])
+        >>> images, labels = from_binary(2, {"test.bin": bytes([4, 30]) + bytes(3072)})
         >>> images.shape, labels
         (torch.Size([1, 3, 32, 32]), tensor([30]))
     """
-    content = bytearray(b"".join(contents))
-    if not content or len(content) % (label_bytes + PIXELS):
+    length, classes = label_bytes + PIXELS, 10**label_bytes
+    for name, content in contents.items():
+        if not content or len(content) % length:
+            what = f"its {len(content)} bytes are not records of {label_bytes} + {PIXELS} bytes"
+        elif (label := max(content[label_bytes - 1 :: length])) >= classes:
+            what = f"it has a label {label}, and {classes} classes are 0 to {classes - 1}"
+        else:
+            continue
         raise DataError(
-            f"{len(content)} bytes are not whole records of {label_bytes} + {PIXELS} bytes; "
-            f"get the official files from {OFFICIAL}"
+            f"{name} is not of CIFAR-{classes}: {what}\n"
+            f"Delete it, or the archive it is in, and put the official one there, from {OFFICIAL}"
         )
-    records = torch.frombuffer(content, dtype=torch.uint8).view(-1, label_bytes + PIXELS)
+    whole = bytearray(b"".join(contents.values()))
+    records = torch.frombuffer(whole, dtype=torch.uint8).view(-1, length)
     images = records[:, label_bytes:].contiguous().view(-1, *SHAPE)
     return images, records[:, label_bytes - 1].long()
 
@@ -68,21 +78,22 @@ class _OnlyArrays(pickle.Unpickler):
         return self.allowed[module, name]
 
 
-def from_python(key: bytes, contents: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+def from_python(key: bytes, contents: Contents) -> tuple[Tensor, Tensor]:
     """Pickles of Python 2, which came here by their official checksum only."""
-    batches = [_OnlyArrays(io.BytesIO(content), encoding="bytes").load() for content in contents]
+    files = map(io.BytesIO, contents.values())
+    batches = [_OnlyArrays(file, encoding="bytes").load() for file in files]
     images = torch.cat([torch.from_numpy(batch[b"data"]) for batch in batches])
     labels = torch.cat([torch.tensor(batch[key]) for batch in batches])
     return images.view(-1, *SHAPE), labels
 
 
-def from_png(contents: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+def from_png(contents: Contents) -> tuple[Tensor, Tensor]:
     """Pictures with one image a row, height by width by channel, and last a JSON list of labels."""
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("Pillow", extra="plot") from error
-    *pictures, labels = contents
+    *pictures, labels = contents.values()
     rows = [np.array(Image.open(io.BytesIO(picture)).convert("RGB")) for picture in pictures]
     images = torch.from_numpy(np.concatenate(rows)).view(-1, 32, 32, 3).permute(0, 3, 1, 2)
     return images.contiguous(), torch.tensor(json.loads(labels))
@@ -245,5 +256,7 @@ def load_cifar(classes: Classes, split: Split, data: Path | None = None) -> Imag
     if classes not in FORMS:
         raise ArgumentError(f"classes = {classes}: there is CIFAR-10 and CIFAR-100")
     forms = FORMS[classes]
-    number, contents = obtain_first([(form.source, form.files[split]) for form in forms], data)
+    number, found = obtain_first([(form.source, form.files[split]) for form in forms], data)
+    names = [file.name for file in forms[number].files[split]]
+    contents = dict(zip(names, found, strict=True))
     return Images(*forms[number].decode(contents), f"cifar{classes}")

@@ -163,9 +163,15 @@ def obtain_first(editions: Sequence[Edition], data: Path | None = None) -> tuple
     source, files = editions[found.edition]
     if found.archived and source.archive is not None:
         content = _read(editions, source, source.archive.file, found.paths[0], directory)
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            parts = [take(tar, f"{source.archive.folder}/{file.name}") for file in files]
-        return found.edition, parts
+        members = [f"{source.archive.folder}/{file.name}" for file in files]
+        try:
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                return found.edition, [take(tar, member) for member in members]
+        except FAILURES as error:
+            raise DataError(
+                f"{found.paths[0]} is not a tar file with {', '.join(members)} in it\n"
+                f"{_instead(editions, source, found.paths[0])}"
+            ) from error
     pairs = zip(files, found.paths, strict=True)
     return found.edition, [_read(editions, source, *pair, directory) for pair in pairs]
 
@@ -235,15 +241,19 @@ def _read(
         content = _unpacked(raw) if packed else raw
     if content is not None:
         return content
-    cached = path.is_relative_to(cache_folder(source))
-    again = "run again to fetch it" if cached else "put the official file in its place"
     unpacked = f"{file.md5_plain} when unpacked"
     expected = (file.md5_gz or unpacked) if packed else file.md5_plain
     sums = f", and no line of a {SUMS} beside it vouches for them" if source.vouched else ""
     raise DataError(
         f"{path} is corrupt or truncated: its {len(raw)} bytes have md5 {md5_of(raw)}, expected "
-        f"{expected}{sums}\nDelete it and {again}, from {_origins(editions)}"
+        f"{expected}{sums}\n{_instead(editions, source, path)}"
     )
+
+
+def _instead(editions: Sequence[Edition], source: Source, path: Path) -> str:
+    cached = path.is_relative_to(cache_folder(source))
+    again = "run again to fetch it" if cached else "put the official file in its place"
+    return f"Delete it and {again}, from {_origins(editions)}"
 
 
 def _official(file: RemoteFile, raw: bytes, packed: bool) -> bytes | None:
@@ -275,7 +285,9 @@ def _is_vouched(path: Path, raw: bytes, directory: Path) -> bool:
 
 def _sums(path: Path) -> set[tuple[str, str]]:
     lines = (line.split(maxsplit=1) for line in path.read_text(errors="replace").splitlines())
-    return {(line[0].lower(), line[1].removeprefix("*")) for line in lines if len(line) == 2}
+    pairs = (line for line in lines if len(line) == 2)
+    # As a path, since `sha256sum ./name` writes ./name.
+    return {(digest.lower(), Path(name.removeprefix("*")).as_posix()) for digest, name in pairs}
 
 
 Way = tuple[str, Callable[[Path], None]]
