@@ -80,6 +80,20 @@ def test_bad_settings_and_interrupts_are_said_in_words(monkeypatch: pytest.Monke
     assert "--resume continues" in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--macs 0.3", "--macs 0.3 must be a part of the multiply-adds, for --variant budget"),
+        ("--variant dense --shrink 3", "--shrink 3 must be a number of epochs"),
+        ("--gate-lr 0", "--gate-lr 0.0 must be positive"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: str, words: str) -> None:
+    result = run(app, ["reproduce", "wrn", *options.split()])
+    assert result.exit_code == 1
+    assert words in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("figure", ["figure1", "figure2"])
 def test_reproduce_draws(figure: str, tmp_path: Path) -> None:
     assert run(app, ["reproduce", figure, "--out", str(tmp_path)]).exit_code == 0

@@ -50,6 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for module in (mnist, table1):
         monkeypatch.setattr(module, "load_mnist", load)
+    monkeypatch.setattr(mnist, "find_mnist", lambda *_: None)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(examination, "TUNING", Recipe(epochs=1))
     monkeypatch.setattr(examination, "LATENCY_REPEATS", 3)
@@ -69,6 +70,7 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Images(images, torch.arange(count) % classes, "noise")
 
     monkeypatch.setattr(wide_run, "load_cifar", load)
+    monkeypatch.setattr(wide_run, "find_cifar", lambda *_: None)
     monkeypatch.setattr(wide_run, "BATCHES", 2)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     return splits

@@ -10,7 +10,7 @@ import torch
 
 from hardconcrete.errors import ArgumentError, DataError, MissingExtraError
 from hardconcrete.paper import datasets
-from hardconcrete.paper.datasets import Images, Split, hold_out, load_digits, load_mnist
+from hardconcrete.paper.datasets import Images, Split, find_mnist, hold_out, load_digits, load_mnist
 from hardconcrete.paper.sources import RemoteFile
 
 REAL = os.environ.get("HARDCONCRETE_DATA")
@@ -73,8 +73,10 @@ def test_mnist_with_only_the_files_of_its_split(tmp_path: Path, place: str, pack
     assert mnist.images.dtype == torch.uint8
     assert torch.equal(mnist.images, pixels(3).unsqueeze(1))
     assert torch.equal(mnist.labels, torch.tensor([4, 5, 6]))
-    with pytest.raises(DataError, match="t10k-images-idx3-ubyte"):
-        load_mnist("test", tmp_path)
+    find_mnist("train", tmp_path)
+    for look in (load_mnist, find_mnist):
+        with pytest.raises(DataError, match="t10k-images-idx3-ubyte"):
+            look("test", tmp_path)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hardconcrete.errors import ArgumentError, DataError
-from hardconcrete.paper import mnist
+from hardconcrete.paper import datasets, mnist
 from hardconcrete.paper.display import Display
 from hardconcrete.paper.experiment import Experiment
 from hardconcrete.paper.mnist import choose_device, run
@@ -99,3 +99,13 @@ def test_a_refused_budget_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="above 0 and up to 1"):
             run(experiment, out=tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+def test_missing_test_files_are_noticed_before_the_training(
+    opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "find_mnist", datasets.find_mnist)
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte .* is not in"):
+        run(Experiment("mlp"), out=tmp_path / "runs", data=tmp_path, device="cpu")
+    assert not (tmp_path / "runs").exists()
+    assert opened == ["train"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hardconcrete.errors import ArgumentError
-from hardconcrete.paper import wide_run
+from hardconcrete.errors import ArgumentError, DataError
+from hardconcrete.paper import cifar_images, wide_run
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.wide import WideExperiment
@@ -99,6 +99,16 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"--macs 0.02 is too small"):
             run_wide(small(variant="budget", macs=0.02), out=tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+def test_missing_test_files_are_noticed_before_the_training(
+    opened_cifar: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_run, "find_cifar", cifar_images.find_cifar)
+    with pytest.raises(DataError, match=r"test_batch.bin .* is not in"):
+        run_wide(small(), out=tmp_path / "runs", data=tmp_path, device="cpu")
+    assert not (tmp_path / "runs").exists()
+    assert opened_cifar == ["train"]
 
 
 def test_a_result_without_a_checkpoint_is_final(tmp_path: Path) -> None:

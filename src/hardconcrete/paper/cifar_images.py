@@ -15,7 +15,15 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, DataError, MissingExtraError
 from hardconcrete.paper.datasets import Images, Split, check_split
-from hardconcrete.paper.sources import Archive, Package, RemoteFile, Source, obtain_first
+from hardconcrete.paper.sources import (
+    Archive,
+    Edition,
+    Package,
+    RemoteFile,
+    Source,
+    find_first,
+    obtain_first,
+)
 
 Classes = Literal[10, 100]
 
@@ -255,8 +263,26 @@ def load_cifar(classes: Classes, split: Split, data: Path | None = None) -> Imag
     check_split(split)
     if classes not in FORMS:
         raise ArgumentError(f"classes = {classes}: there is CIFAR-10 and CIFAR-100")
-    forms = FORMS[classes]
-    number, found = obtain_first([(form.source, form.files[split]) for form in forms], data)
-    names = [file.name for file in forms[number].files[split]]
+    number, found = obtain_first(_editions(classes, split), data)
+    form = FORMS[classes][number]
+    names = [file.name for file in form.files[split]]
     contents = dict(zip(names, found, strict=True))
-    return Images(*forms[number].decode(contents), f"cifar{classes}")
+    return Images(*form.decode(contents), f"cifar{classes}")
+
+
+def find_cifar(classes: Classes, split: Split, data: Path | None = None) -> None:
+    """Refuse what ``load_cifar`` would not find, without opening it: before a long training.
+
+    Example:
+        >>> from pathlib import Path
+        >>> try:
+        ...     find_cifar(10, "test", Path("nowhere"))
+        ... except DataError as error:
+        ...     print(str(error).partition(" (given")[0])
+        test_batch.bin (or .gz), or cifar-10-binary.tar.gz with all of them, is not in nowhere
+    """
+    find_first(_editions(classes, split), data)
+
+
+def _editions(classes: Classes, split: Split) -> list[Edition]:
+    return [(form.source, form.files[split]) for form in FORMS[classes]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, MissingExtraError
-from hardconcrete.paper.sources import Package, RemoteFile, Source, obtain
+from hardconcrete.paper.sources import Package, RemoteFile, Source, find_first, obtain
 
 Split = Literal["train", "test"]
 
@@ -107,6 +107,21 @@ def load_mnist(split: Split, data: Path | None = None) -> Images:
     check_split(split)
     images, labels = (_from_idx(content) for content in obtain(MNIST, MNIST_FILES[split], data))
     return Images(images.unsqueeze(1), labels.long(), "mnist")
+
+
+def find_mnist(split: Split, data: Path | None = None) -> None:
+    """Refuse what ``load_mnist`` would not find, without opening it: before a long training.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from hardconcrete.errors import DataError
+        >>> try:
+        ...     find_mnist("test", Path("nowhere"))
+        ... except DataError as error:
+        ...     print(str(error).partition(" (given")[0])
+        t10k-images-idx3-ubyte (or .gz) is not in nowhere
+    """
+    find_first([(MNIST, MNIST_FILES[split])], data)
 
 
 def _from_idx(content: bytes) -> Tensor:

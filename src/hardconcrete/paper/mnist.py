@@ -10,7 +10,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.datasets import Images, hold_out, load_mnist
+from hardconcrete.paper.datasets import Images, find_mnist, hold_out, load_mnist
 from hardconcrete.paper.display import Sweep
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.examination import Result, examine
@@ -51,6 +51,8 @@ def run(
     training = load_mnist("train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
+    else:
+        find_mnist("test", data)
     started = time.perf_counter()
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     folder.begin(experiment.settings(), resume=resume)  # after all that can be refused

@@ -150,16 +150,7 @@ def obtain_first(editions: Sequence[Edition], data: Path | None = None) -> tuple
         ...     obtain_first([(source, files[:1]), (source, files[1:])], Path(folder))
         (1, [b'7'])
     """
-    named = str(data) if data is not None else os.environ.get(VARIABLE)
-    origin = "given as data" if data is not None else f"named by {VARIABLE}"
-    directory = Path(named).expanduser() if named else cache_folder(editions[0][0])
-    found = _locate(editions, directory)
-    if found is None and not named:
-        origin = "the cache"
-        _fetch(editions, directory)
-        found = _locate(editions, directory)
-    if found is None:
-        raise _missing(editions, directory, origin)
+    found, directory = find_first(editions, data)
     source, files = editions[found.edition]
     if found.archived and source.archive is not None:
         content = _read(editions, source, source.archive.file, found.paths[0], directory)
@@ -174,6 +165,30 @@ def obtain_first(editions: Sequence[Edition], data: Path | None = None) -> tuple
             ) from error
     pairs = zip(files, found.paths, strict=True)
     return found.edition, [_read(editions, source, *pair, directory) for pair in pairs]
+
+
+def find_first(editions: Sequence[Edition], data: Path | None = None) -> tuple[_Found, Path]:
+    """Where the first edition lies, and in which directory; fetched if need be, and not opened.
+
+    Example:
+        >>> source = Source("Digits", "digits", ("",), ("https://example.org/",))
+        >>> try:
+        ...     find_first([(source, [RemoteFile("labels", md5_plain="0")])], Path("nowhere"))
+        ... except DataError as error:
+        ...     print(str(error).partition(", which")[0])
+        labels (or .gz) is not in nowhere (given as data)
+    """
+    named = str(data) if data is not None else os.environ.get(VARIABLE)
+    origin = "given as data" if data is not None else f"named by {VARIABLE}"
+    directory = Path(named).expanduser() if named else cache_folder(editions[0][0])
+    found = _locate(editions, directory)
+    if found is None and not named:
+        origin = "the cache"
+        _fetch(editions, directory)
+        found = _locate(editions, directory)
+    if found is None:
+        raise _missing(editions, directory, origin)
+    return found, directory
 
 
 def cache_folder(source: Source) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
-from hardconcrete.paper.cifar_images import load_cifar
+from hardconcrete.paper.cifar_images import find_cifar, load_cifar
 from hardconcrete.paper.datasets import Images, hold_out
 from hardconcrete.paper.engine import Engine, error_rate
 from hardconcrete.paper.latencies import latencies
@@ -114,6 +114,8 @@ def run_wide(
     training = load_cifar(experiment.classes, "train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
+    else:
+        find_cifar(experiment.classes, "test", data)
     learner = wide_learner(experiment, len(training), place)
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
