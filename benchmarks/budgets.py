@@ -136,6 +136,7 @@ def train(
     seed: int,
     device: torch.device,
     kind: type[hc.Budget] = hc.Budget,
+    droprate: float = 0.5,
 ) -> dict[str, Any]:
     """Train to a budget, or densely without one, and look at what comes out."""
     torch.manual_seed(seed)
@@ -145,7 +146,7 @@ def train(
         _loop(task, model, [{"params": [*model.parameters()], "lr": LR}], None, device)
         error = task.error(model)
         return {"budget": 1.0, "error": error, "seconds": round(time.perf_counter() - start, 1)}
-    gated = hc.attach_gates(model, task.example)
+    gated = hc.attach_gates(model, task.example, droprate=droprate)
     limits: dict[str, Any] = {task.cost: fraction}
     budget = kind(gated, steps=task.steps, **limits)
     groups = hc.parameter_groups(gated, LR, GATE_LR)

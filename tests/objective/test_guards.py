@@ -161,7 +161,7 @@ def test_a_budget_under_sgd_is_followed() -> None:
     slow = SGD(hc.parameter_groups(gated, lr=1e-2, gate_lr=1e-5))
     with pytest.warns(hc.HardConcreteWarning, match="an Adam of their own and a learning rate"):
         hc.check_run(budget, slow, 300)
-    hc.check_run(budget, slow, 3000)
+    hc.check_run(budget, slow, 10_000)
     assert torch.equal(gates, gated.gates.log_alpha)
     assert all(torch.equal(value, budget.state_dict()[name]) for name, value in state.items())
 

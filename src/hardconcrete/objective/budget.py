@@ -21,6 +21,12 @@ STRONGEST = 4.0
 GAIN = 0.05
 """How fast the logarithm of a multiplier follows the error, per step."""
 
+PATIENCE = 0.1
+"""What is left of that while the open gates are falling."""
+
+MEMORY = 50
+"""Steps back, to which gates are compared to see whether they fall."""
+
 FIRST = 0.01
 """The multiplier to begin with, small for any loss: it grows a hundredfold in 100 steps."""
 
@@ -44,7 +50,8 @@ class Budget:
     exceeded: no open gate has a positive price there. After the warm-up, ``own``, the cost of the
     unit in bands, keeps units that are larger than the error from being moved to correct it.
     The logarithm of the multiplier grows by GAIN * e above the limit and falls below the band, so
-    the scale of the loss does not matter.
+    the scale of the loss does not matter. While the open gates are falling it hardly grows: they
+    need time to arrive, and a larger price would take them all along, needed or not.
 
     Of several limits the one that is exceeded most sets the price of a gate.
 
@@ -131,9 +138,17 @@ class Budget:
         self._steps.add_(steps)
         is_open = self._open()
         error = self._error(self._delivered(is_open))
-        change = error.clamp(min=0) + (error + BAND).clamp(max=0)
+        above = error.clamp(min=0) * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
+        change = above + (error + BAND).clamp(max=0)
         self._log_multiplier.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error)
+
+    def _fall(self, is_open: Tensor, steps: int) -> Tensor:
+        """Whether the open gates that a limit concerns fall, on average: by 0.1 in a warm-up."""
+        log_alpha, own = self.gated.gates.log_alpha.detach(), is_open * self._concerned
+        moved = (own * (log_alpha - self._past)).sum(1)
+        self._past.lerp_(log_alpha, 1 - (1 - 1 / MEMORY) ** steps)
+        return moved < -0.1 * max(steps, MEMORY) / self.warmup * own.sum(1)
 
     def delivered(self) -> dict[str, float]:
         """What the readout leaves of each cost, as a part of the dense total."""
@@ -163,6 +178,7 @@ class Budget:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the model first: prices follow gates."""
+        self._keep_up()
         for name in STATE:
             own = getattr(self, f"_{name}")
             if getattr(state.get(name), "shape", None) != own.shape:
@@ -208,6 +224,7 @@ class Budget:
             concerned[k, constraint.gates(self.gated)] = True
         self._concerned = concerned.to(log_alpha.device)
         self._price = torch.zeros_like(self._concerned, dtype=log_alpha.dtype)
+        self._past = log_alpha.detach().clone()
 
     def _set_prices(self, is_open: Tensor, error: Tensor) -> None:
         """Write the price of every gate, in place: a captured CUDA graph reads it there."""
@@ -228,7 +245,7 @@ class Budget:
         return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
 
 
-STATE = ("start", "log_multiplier", "steps")
+STATE = ("start", "log_multiplier", "steps", "past")
 """What changes in training, or depends on its beginning."""
 
 
