@@ -22,10 +22,10 @@ GAIN = 0.05
 """How fast the logarithm of a multiplier follows the error, per step."""
 
 PATIENCE = 0.1
-"""What is left of that while the open gates are falling."""
+"""What is left of that while gates are falling."""
 
-MEMORY = 50
-"""Steps back, to which gates are compared to see whether they fall."""
+SOME, FALL, MEMORY = 0.1, 3.0, 50
+"""Gates are falling if this part of those open falls so far in a warm-up, seen over these steps."""
 
 FIRST = 0.01
 """The multiplier to begin with, small for any loss: it grows a hundredfold in 100 steps."""
@@ -50,8 +50,8 @@ class Budget:
     exceeded: no open gate has a positive price there. After the warm-up, ``own``, the cost of the
     unit in bands, keeps units that are larger than the error from being moved to correct it.
     The logarithm of the multiplier grows by GAIN * e above the limit and falls below the band, so
-    the scale of the loss does not matter. While the open gates are falling it hardly grows: they
-    need time to arrive, and a larger price would take them all along, needed or not.
+    the scale of the loss does not matter. While some of the open gates are falling it hardly grows:
+    they need time to arrive, and a larger price would take all others along, needed or not.
 
     Of several limits the one that is exceeded most sets the price of a gate.
 
@@ -144,11 +144,11 @@ class Budget:
         self._set_prices(is_open, error)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
-        """Whether the open gates that a limit concerns fall, on average: by 0.1 in a warm-up."""
+        """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
         log_alpha, own = self.gated.gates.log_alpha.detach(), is_open * self._concerned
-        moved = (own * (log_alpha - self._past)).sum(1)
+        fast = log_alpha - self._past < -FALL * max(steps, MEMORY) / self.warmup
         self._past.lerp_(log_alpha, 1 - (1 - 1 / MEMORY) ** steps)
-        return moved < -0.1 * max(steps, MEMORY) / self.warmup * own.sum(1)
+        return (own * fast).sum(1) > SOME * own.sum(1)
 
     def delivered(self) -> dict[str, float]:
         """What the readout leaves of each cost, as a part of the dense total."""
