@@ -57,7 +57,8 @@ class Budget:
 
     Args:
         gated: the model; its gates should be able to travel: learning rate times steps well above
-            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)``.
+            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)``. Let them
+            start nearly open, with ``droprate=0.1``: 0.5 is a heavy noise for a residual network.
         macs: multiply-adds. A float up to 1 is a fraction of the dense total, of which the part
             that is not gated is a part; an int is absolute, for the examples that the gates were
             attached with.
