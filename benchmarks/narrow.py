@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 import hardconcrete as hc
 from benchmarks.budgets import Task, train
+from benchmarks.wide_latency import cut_to
 from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
 from hardconcrete.paper.cifar_images import load_cifar
 from hardconcrete.paper.datasets import hold_out
@@ -49,10 +50,7 @@ def halved_images(steps: int, data: Path | None, device: torch.device) -> Task:
 def narrow(example: Tensor, part: float) -> nn.Module:
     """The network with such a part of the units of every group, initialised as ever."""
     gated = hc.attach_gates(ResNet(14).to(example.device), example)
-    nn.init.constant_(gated.gates.log_alpha, -9.0)
-    for group in gated.groups:
-        gated.gates.log_alpha.data[group.start : group.start + round(part * group.units)] = 9.0
-    small = hc.compact(gated.eval())
+    small = cut_to(gated, [round(part * group.units) for group in gated.groups])
     initialise(small)
     return small.train()
 

@@ -26,15 +26,18 @@ from hardconcrete.paper.wide import WideExperiment
 LAYOUTS = ("contiguous", "channels_last")
 
 
-def left_of(network: str, units: Sequence[int]) -> nn.Module:
-    """A network of which so many units are left in the groups that table 2 gates."""
-    gated = hc.attach_gates(
-        WideExperiment(network=network).build(), torch.randn(2, 3, 32, 32), include="*.conv1"
-    )
+def cut_to(gated: hc.GatedModel, units: Sequence[int]) -> nn.Module:
+    """A network of which so many units of each group are left."""
     nn.init.constant_(gated.gates.log_alpha, -9.0)
-    for group, open_units in zip(gated.groups, units, strict=True):
-        gated.gates.log_alpha.data[group.start : group.start + open_units] = 9.0
+    for group, left in zip(gated.groups, units, strict=True):
+        gated.gates.log_alpha.data[group.start : group.start + left] = 9.0
     return hc.compact(gated.eval())
+
+
+def left_of(network: str, units: Sequence[int]) -> nn.Module:
+    """The same for the groups that table 2 gates."""
+    dense = WideExperiment(network=network).build()
+    return cut_to(hc.attach_gates(dense, torch.randn(2, 3, 32, 32), include="*.conv1"), units)
 
 
 def tried(benchmark: bool) -> AbstractContextManager[None]:

@@ -151,6 +151,30 @@ def test_the_multiplier_follows_what_is_delivered() -> None:
         assert (budget.state_dict()["log_multiplier"] - before).sign().item() == change
 
 
+@pytest.mark.parametrize(
+    ("part", "fall", "waits"),
+    [(0.2, 4.0, True), (0.2, 2.0, False), (0.05, 4.0, False), (1.0, -4.0, False)],
+    ids=["some arrive", "too slow", "too few", "rising"],
+)
+def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bool) -> None:
+    """A tenth of the growth, for what falls by so much in a warm-up of 1,000 steps."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    still, moving = (hc.Budget(gated, macs=0.25, steps=3000) for _ in range(2))
+    moves = int(part * len(gated.gates.log_alpha))
+    for _ in range(200):
+        gated.gates.log_alpha.data[:moves] -= fall / 1000
+        before = [b.state_dict()["log_multiplier"] for b in (still, moving)]
+        still._past.copy_(gated.gates.log_alpha.detach())
+        still.step()
+        moving.step()
+    grown, slowly = (
+        (b.state_dict()["log_multiplier"] - past).item()
+        for b, past in zip((still, moving), before, strict=True)
+    )
+    assert grown > 0
+    assert slowly == pytest.approx(grown * (0.1 if waits else 1.0), rel=1e-2)
+
+
 def test_a_unit_larger_than_the_error_is_not_moved() -> None:
     """2 % too much, of which each unit of the wide layer has 5: only the narrow ones may go."""
     layers = nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 1)

@@ -24,8 +24,14 @@ GAIN = 0.05
 PATIENCE = 0.1
 """What is left of that while gates are falling."""
 
-SOME, FALL, MEMORY = 0.1, 3.0, 50
-"""Gates are falling if this part of those open falls so far in a warm-up, seen over these steps."""
+SOME = 0.1
+"""The part of the open gates that must fall for that."""
+
+FALL = 3.0
+"""How far they must fall in a warm-up: about as far as it is to the threshold."""
+
+MEMORY = 50
+"""Steps over which that is seen."""
 
 FIRST = 0.01
 """The multiplier to begin with, small for any loss: it grows a hundredfold in 100 steps."""
