@@ -4,7 +4,9 @@ An MLP and LeNet-5 on MNIST, ResNet-20 on CIFAR-10 (multiply-adds), and a charac
 transformer (width of its feed-forward layers), at half, a quarter and a tenth. Then each is
 compacted, never above its budget, and tested. Beside them the dense networks, trained alike.
 
-    python benchmarks/budgets.py [--only mlp lenet5] [--data DIR] [--out results/budgets.json]
+    python benchmarks/budgets.py [--only mlp lenet5] [--budgets 0.5] [--out results/budgets.json]
+
+A record that is there is added to: what is trained again replaces its former run.
 """
 
 import argparse
@@ -13,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,7 @@ def train(
     width = sum(len(each.kept) for each in kept) / sum(each.units for each in kept)
     return {
         "budget": fraction,
+        "droprate": droprate,
         "delivered": round(delivered, 5),
         "off": round(delivered / fraction - 1, 4),
         "compacted": round(width if task.cost == "units" else counted[0].macs / counted[1].macs, 5),
@@ -226,7 +229,7 @@ def draw(runs: list[dict[str, Any]], out: Path) -> tuple[Path, Path]:
     def on(figure: Any) -> None:
         panels = figure.subplots(2, len(names), squeeze=False, sharex="col")
         for name, costs, multipliers in zip(names, *panels, strict=True):
-            own = [run for run in runs if run["network"] == name and "path" in run]
+            own = [run for run in runs if run["network"] == name and run.get("droprate") == 0.5]
             for run, colour in zip(own, (BLUE, VERMILION, GREEN), strict=False):
                 steps, delivered, expected, multiplier = zip(*run["path"], strict=True)
                 label = f"{run['budget']:.0%}: {run['off']:+.1%}"
@@ -248,6 +251,8 @@ def main() -> None:
     """Train everything and print, and perhaps write and draw, the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[*TASKS], choices=[*TASKS])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1, *BUDGETS], help="1: dense")
+    parser.add_argument("--droprate", type=float, default=0.5, help="of the gates at the start")
     parser.add_argument("--steps", type=int, help="instead of each network's own number")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", type=Path)
@@ -255,20 +260,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
-    runs: list[dict[str, Any]] = []
+    out, seed = arguments.out, arguments.seed
+    runs: list[dict[str, Any]] = json.loads(out.read_text())["runs"] if out and out.exists() else []
     for name in arguments.only:
         task = TASKS[name](arguments.data, device)
         if arguments.steps:
-            task = Task(**{**vars(task), "steps": arguments.steps})
-        for fraction in (None, *BUDGETS):
-            found = train(task, fraction, arguments.seed, device)
-            runs.append({"network": name, "steps": task.steps, "cost": task.cost, **found})
-            print({key: value for key, value in runs[-1].items() if key != "path"}, flush=True)
-            if arguments.out:
-                about = {"environment": environment(device), "seed": arguments.seed}
-                arguments.out.write_text(json.dumps({**about, "runs": runs}) + "\n")
-    if arguments.out:
-        draw(runs, arguments.out.parent)
+            task = replace(task, steps=arguments.steps)
+        for fraction in arguments.budgets:
+            limit = None if fraction == 1 else fraction
+            found = train(task, limit, seed, device, droprate=arguments.droprate)
+            about = {"network": name, "seed": seed, "steps": task.steps, "cost": task.cost}
+            found = {**about, **found, "environment": environment(device)}
+            print({key: value for key, value in found.items() if key != "path"}, flush=True)
+            runs = [run for run in runs if _which(run) != _which(found)] + [found]
+            if out:
+                out.write_text(json.dumps({"runs": runs}) + "\n")
+    if out:
+        draw(sorted(runs, key=lambda run: [*TASKS].index(run["network"])), out.parent)
+
+
+def _which(run: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run.get(key) for key in ("network", "budget", "droprate", "seed"))
 
 
 if __name__ == "__main__":
