@@ -217,32 +217,35 @@ def _loop(
         replay()
         if budget is not None and (k % max(1, task.steps // LOOKS) == 0 or k == task.steps - 1):
             (delivered,), (expected,) = budget.delivered().values(), budget.expected().values()
-            multiplier = budget.state_dict()["log_multiplier"].exp().item()
-            path.append([k + 1, round(delivered, 5), round(expected, 5), round(multiplier, 6)])
+            scale, (price,) = budget.state_dict()["log_scale"].exp().item(), budget.price().values()
+            path.append([k + 1, *(round(x, 6) for x in (delivered, expected, scale, price))])
     return path
 
 
 def draw(runs: list[dict[str, Any]], out: Path) -> tuple[Path, Path]:
-    """Costs and multipliers over training, a panel for each network."""
+    """Costs and their multipliers over training, a panel for each network."""
     names = list(dict.fromkeys(run["network"] for run in runs))
 
     def on(figure: Any) -> None:
         panels = figure.subplots(2, len(names), squeeze=False, sharex="col")
-        for name, costs, multipliers in zip(names, *panels, strict=True):
+        for name, costs, prices in zip(names, *panels, strict=True):
             own = [run for run in runs if run["network"] == name and run.get("droprate") == 0.5]
             for run, colour in zip(own, (BLUE, VERMILION, GREEN), strict=False):
-                steps, delivered, expected, multiplier = zip(*run["path"], strict=True)
+                steps, delivered, expected, scale, price = zip(*run["path"], strict=True)
                 label = f"{run['budget']:.0%}: {run['off']:+.1%}"
                 costs.plot(steps, delivered, "-", color=colour, label=label)
                 costs.plot(steps, expected, ":", color=colour)
                 costs.axhline(run["budget"], color=colour, linewidth=0.5)
-                multipliers.semilogy(steps, multiplier, color=colour)
+                prices.plot(steps, price, "-", color=colour)
+                prices.plot(steps, scale, ":", color=colour)
             costs.set(title=name, yscale="log")
             costs.locator_params(axis="x", nbins=4)
             costs.legend(title="budget: delivered against it", fontsize=7, title_fontsize=7)
-            multipliers.set_xlabel("step")
+            prices.set_yscale("symlog", linthresh=0.01)
+            prices.axhline(0, color="black", linewidth=0.5)
+            prices.set_xlabel("step")
         panels[0][0].set_ylabel("cost: delivered (line), expected (dots)")
-        panels[1][0].set_ylabel("multiplier")
+        panels[1][0].set_ylabel("multiplier (line), its scale (dots)")
 
     return save(on, out, "budgets", (3.6 * len(names), 6))
 

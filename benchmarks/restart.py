@@ -1,7 +1,7 @@
-"""To be tested: a multiplier that restarts when its budget is satisfied trains a better network.
+"""To be tested: setting the scale of prices back as well, when satisfied, trains a better network.
 
 The MLP on MNIST at half, a quarter and a tenth of the multiply-adds, tested on held-out training
-images: the multiplier kept, as `hc.Budget` does; set back to its first value at once after the
+images: the scale kept, as `hc.Budget` does; set back to its first value at once after the
 warm-up; or brought there by 1% a step.
 
     python -m benchmarks.restart [--steps 3000] [--data DIR] [--out results/restart.json]
@@ -24,11 +24,11 @@ from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
 
 FALLS = {"kept": 0.0, "restarted at once": -math.inf, "falling by 1% a step": math.log(0.99)}
-"""What is added to the logarithm of the multiplier, down to its first value."""
+"""What is added to the logarithm of the scale, down to its first value."""
 
 
 class Restarting(hc.Budget):
-    """A budget whose multiplier falls while it is satisfied, after the warm-up."""
+    """A budget whose scale falls while it is satisfied, after the warm-up."""
 
     falls = 0.0
 
@@ -36,8 +36,8 @@ class Restarting(hc.Budget):
         super()._advance(steps)
         error = self._error(self._delivered(self._open()))
         satisfied = (error <= 0) & (self._progress() == 1)
-        fallen = (self._log_multiplier + self.falls).clamp(min=math.log(FIRST))
-        self._log_multiplier.copy_(torch.where(satisfied, fallen, self._log_multiplier))
+        fallen = (self._log_scale + self.falls).clamp(min=math.log(FIRST))
+        self._log_scale.copy_(torch.where(satisfied, fallen, self._log_scale))
         self._begin()
 
 
@@ -71,7 +71,7 @@ def main() -> None:
                 for seed in arguments.seeds
             ]
             errors = [run["error"] for run in runs]
-            rows.append({"budget": fraction, "multiplier": name, "errors": errors})
+            rows.append({"budget": fraction, "scale": name, "errors": errors})
             rows[-1]["median error"] = statistics.median(errors)
             rows[-1]["off"] = [run["off"] for run in runs]
             print(rows[-1], flush=True)

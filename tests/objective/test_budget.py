@@ -131,24 +131,29 @@ def test_within_the_band_gates_go_to_their_sides() -> None:
 
 
 @pytest.mark.parametrize("below", [1.0, 1.01, 1.019, 1.1, 1.5])
-def test_satisfied_it_prunes_no_more(below: float) -> None:
+def test_satisfied_the_price_restarts(below: float) -> None:
     """However long it was violated: what pushes open gates is set back at once, and not unwound."""
     _, before = at(0.5, 0.5)
     gated, budget = at(0.25, 0.5)
-    budget.load_state_dict({**budget.state_dict(), "log_multiplier": torch.tensor([20.0])})
+    budget.load_state_dict({**budget.state_dict(), "log_scale": torch.tensor([20.0])})
     assert (slopes(gated, budget)[0] > 1).any()
+    assert budget.price()["units"] > 1
     budget._limits.fill_(before.delivered()["units"] * below)
     budget.step()
     assert (slopes(gated, budget)[0] <= 0).all()
+    assert budget.price()["units"] <= 0
+    budget._limits.fill_(before.delivered()["units"] * 0.9)
+    budget.step()
+    assert budget.price()["units"] > 1
 
 
-def test_the_multiplier_follows_what_is_delivered() -> None:
+def test_the_scale_follows_what_is_delivered() -> None:
     """Up by GAIN times the error, down below the band, and still within it."""
     for limit, change in ((0.25, 1), (0.75, -1)):
         _, budget = at(limit, 0.5)
-        before = budget.state_dict()["log_multiplier"]
+        before = budget.state_dict()["log_scale"]
         budget.step()
-        assert (budget.state_dict()["log_multiplier"] - before).sign().item() == change
+        assert (budget.state_dict()["log_scale"] - before).sign().item() == change
 
 
 @pytest.mark.parametrize(
@@ -163,12 +168,12 @@ def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bo
     moves = int(part * len(gated.gates.log_alpha))
     for _ in range(200):
         gated.gates.log_alpha.data[:moves] -= fall / 1000
-        before = [b.state_dict()["log_multiplier"] for b in (still, moving)]
+        before = [b.state_dict()["log_scale"] for b in (still, moving)]
         still._past.copy_(gated.gates.log_alpha.detach())
         still.step()
         moving.step()
     grown, slowly = (
-        (b.state_dict()["log_multiplier"] - past).item()
+        (b.state_dict()["log_scale"] - past).item()
         for b, past in zip((still, moving), before, strict=True)
     )
     assert grown > 0

@@ -149,7 +149,7 @@ def test_a_budget_is_resumed_bit_identically_and_is_not_stacked(noise: Images) -
     second.restore(saved)
     engine.done = 3
     list(engine)
-    assert {"budget.steps", "budget.log_multiplier"} <= saved.keys()
+    assert {"budget.steps", "budget.log_scale"} <= saved.keys()
     for name, tensor in whole.state().items():
         assert torch.equal(tensor, second.state()[name]), name
     with pytest.raises(ArgumentError, match="cannot be stacked"):

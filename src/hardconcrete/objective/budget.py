@@ -16,10 +16,10 @@ BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it."""
 
 STRONGEST = 4.0
-"""The largest price, in multipliers."""
+"""The largest price, in scales."""
 
 GAIN = 0.05
-"""How fast the logarithm of a multiplier follows the error, per step."""
+"""How fast the logarithm of a scale follows the error, per step."""
 
 PATIENCE = 0.1
 """What is left of that while gates are falling."""
@@ -34,7 +34,7 @@ MEMORY = 50
 """Steps over which that is seen."""
 
 FIRST = 0.01
-"""The multiplier to begin with, small for any loss: it grows a hundredfold in 100 steps."""
+"""The scale to begin with, small for any loss: it grows a hundredfold in 100 steps."""
 
 WARMUP = 1000
 """Steps in which the target comes down, where the length of the training is not told."""
@@ -47,17 +47,17 @@ class Budget:
     target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
     then has a price, and the loss gets the gradient of the *expected* cost times the price:
 
-        price = multiplier * (clip(2 e / BAND + 1 + side * own, -STRONGEST, STRONGEST) + side)
+        price = scale * (clip(2 e / BAND + 1 + side * own, -STRONGEST, STRONGEST) + side)
 
     with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
     every gate is pushed further to its side, so undecided gates decide themselves; above it, open
     gates have a positive price and those that the task needs least are shut; below it, shut gates
-    have a negative price and come back. At the limit pruning stops at once, however long it was
-    exceeded: no open gate has a positive price there. After the warm-up, ``own``, the cost of the
-    unit in bands, keeps units that are larger than the error from being moved to correct it.
-    The logarithm of the multiplier grows by GAIN * e above the limit and falls below the band, so
-    the scale of the loss does not matter. While some of the open gates are falling it hardly grows:
-    they need time to arrive, and a larger price would take all others along, needed or not.
+    have a negative price and come back. The price is no sum of what was exceeded before: satisfied,
+    it restarts at once, and no open gate has a positive one. After the warm-up, ``own``, the cost
+    of the unit in bands, keeps units that are larger than the error from being moved to correct it.
+    The logarithm of the scale grows by GAIN * e above the limit and falls below the band, so that
+    of the loss does not matter. While some of the open gates are falling it hardly grows: they need
+    time to arrive, and a larger price would take all others along, needed or not.
 
     Of several limits the one that is exceeded most sets the price of a gate.
 
@@ -120,7 +120,7 @@ class Budget:
         many = len(self.constraints)
         self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
         self._start = torch.maximum(self._delivered(self._open()), self._limits)
-        self._log_multiplier = log_alpha.new_full((many,), math.log(FIRST))
+        self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
         self._price = log_alpha.new_zeros(many, 0)
         self._begin()
@@ -147,7 +147,7 @@ class Budget:
         error = self._error(self._delivered(is_open))
         above = error.clamp(min=0) * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
         change = above + (error + BAND).clamp(max=0)
-        self._log_multiplier.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
+        self._log_scale.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
@@ -166,6 +166,11 @@ class Budget:
         probability = self.gated.gates.distribution().open_probability.detach()
         costs = [c.expected(self.gated, probability) for c in self.constraints]
         return self._by_name(torch.stack(costs))
+
+    def price(self) -> dict[str, float]:
+        """What multiplies the expected cost: the highest price of a gate that is open."""
+        prices = self._price.masked_fill(self._open() == 0, -torch.inf)
+        return self._by_name(prices.masked_fill(~self._concerned, -torch.inf).amax(1))
 
     def target(self) -> dict[str, float]:
         """The limits, as parts of the dense totals."""
@@ -241,7 +246,7 @@ class Budget:
         push = (2 * error / BAND + 1 + side * own).clamp(-STRONGEST, STRONGEST) + side
         worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
-        self._price.copy_(self._log_multiplier.exp()[:, None] * push * governs)
+        self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
 
     def _own(self, is_open: Tensor) -> Tensor:
         """The cost of each unit, all others as they are, in bands of its limit."""
@@ -252,7 +257,7 @@ class Budget:
         return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
 
 
-STATE = ("start", "log_multiplier", "steps", "past")
+STATE = ("start", "log_scale", "steps", "past")
 """What changes in training, or depends on its beginning."""
 
 
