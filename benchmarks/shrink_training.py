@@ -79,7 +79,7 @@ def _epoch(epoch: int, engines: dict[str, Engine]) -> dict[str, Any]:
                 taken[name].append(_seconds(engine))
     (network,) = shrinking.learners
     shrinking.done = epoch + 1
-    macs = network.model.ledger.delivered(torch.ones(network.gates))[1].item()  # type: ignore[union-attr, operator]
+    macs = network.model.ledger.cost(torch.ones(network.gates))[1].item()  # type: ignore[union-attr, operator]
     start = time.perf_counter()
     if shrinking.done < shrinking.epochs and network.shrink():
         shrinking.build()

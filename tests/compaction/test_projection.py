@@ -17,7 +17,7 @@ from tests.zoo import GATED, Entry, gated_network
 
 
 def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
-    return gated.ledger.delivered(is_open) / gated.ledger.dense
+    return gated.ledger.cost(is_open) / gated.ledger.dense
 
 
 def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit: float) -> None:

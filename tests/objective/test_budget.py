@@ -310,7 +310,7 @@ def test_what_is_not_gated_counts_before_the_gates_too() -> None:
     gated = hc.attach_gates(Wide(), torch.zeros(1, 16), sites=["b:out"])
     one = torch.zeros(60)
     one[0] = 1.0
-    least = gated.ledger.delivered(one)[1] / gated.ledger.dense[1]
+    least = gated.ledger.cost(one)[1] / gated.ledger.dense[1]
     assert 0.2 < least < 0.3
     with pytest.raises(ArgumentError, match="cannot be met"):
         hc.Budget(gated, macs=0.99 * least.item())

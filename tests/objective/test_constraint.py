@@ -32,7 +32,7 @@ def test_all_of_it_is_one_and_one_is_one(gated: hc.GatedModel) -> None:
 def test_costs_as_parts_of_the_dense_ones(gated: hc.GatedModel) -> None:
     limits = constraints(gated, {"macs": 0.5, "params": 0.5}, {"2": 3})
     is_open = torch.tensor([1.0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0])
-    costs = gated.ledger.delivered(is_open) / gated.ledger.dense
+    costs = gated.ledger.cost(is_open) / gated.ledger.dense
     found = delivered(gated, limits, is_open)
     assert found.tolist() == [costs[1].item(), costs[0].item(), 1 / 5]
     expected = [limit.expected(gated, is_open).item() for limit in limits]

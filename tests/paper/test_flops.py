@@ -19,5 +19,5 @@ def test_one_gate_saves_its_own_layer_only() -> None:
     alive["conv1:out"][0] = 0
     assert network.dense_macs - network.uncoupled(alive) == 24 * 24 * 25
     gated, _ = gated_network(network, (0.1,), 100, torch.device("cpu"))
-    coupled = gated.ledger.expected(torch.cat([*alive.values()]))[1].item()
+    coupled = gated.ledger.cost(torch.cat([*alive.values()]))[1].item()
     assert network.dense_macs - coupled == 24 * 24 * 25 + 8 * 8 * 25 * 50

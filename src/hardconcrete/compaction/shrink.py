@@ -251,7 +251,7 @@ def _described(gated: GatedModel, kept: Tensor, pays: float) -> Shrink:
     """What it means to keep these gates of those that are there."""
     stays = torch.isin(gates_of(gated), kept)
     ledger = gated.ledger
-    costs = [ledger.delivered(gates)[MACS].item() for gates in (torch.ones_like(stays), stays)]
+    costs = [ledger.cost(gates)[MACS].item() for gates in (torch.ones_like(stays), stays)]
     left = gated.by_group(stays)
     units = {group.name: (group.units, int(left[group.name].sum())) for group in gated.groups}
     return Shrink(False, units, (costs[0], costs[1], ledger.dense[MACS].item()), pays)

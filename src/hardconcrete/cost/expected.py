@@ -15,6 +15,9 @@ from torch import Tensor
 KINDS = ("params", "macs", "weight_bytes")
 """The costs of a ledger, in the order of its results; as ``count`` counts them."""
 
+NONE = 1e-6
+"""A strand that is expected to have fewer indices has none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
@@ -73,50 +76,44 @@ class Ledger:
         told[left] = torch.arange(len(left), device=left.device)
         return replace(self, told=told)
 
-    def expected(self, probability: Tensor) -> Tensor:
-        """The expected cost of every kind, for independent gates that are open with these.
+    def cost(self, gates: Tensor) -> Tensor:
+        """Of every kind, the mean for independent gates that are open with these probabilities.
 
-        Exact unless a gate stands in two clauses of one formula, or a layer is left with nothing.
+        With gates at 0 and 1 that of what compaction leaves. Elsewhere it is exact unless a gate
+        stands in two clauses of one formula; that a layer may be left with nothing counts where it
+        is certain. Where named sites read a residual stream at several places, compaction can leave
+        less: a unit is one here, wherever along the stream it is read.
         """
-        needs, hosts = self._hold(probability.double())
+        needs, hosts = self._hold(gates.double())
         spread = self.members @ (needs * (1 - hosts))  # what E[n^2] has more than E[n]^2
-        return self._total(self._sizes(self.members @ needs), spread)
+        sizes = self._left(self.members @ needs)
+        selects = torch.where(sizes < sizes[self.arriving], sizes, 0.0)
+        quantities = _then_one(torch.cat([sizes, spread, selects]))
+        return self.constant + self.prices @ _product(quantities[self.factors])
 
-    def expected_sizes(self, probability: Tensor) -> Tensor:
-        """The expected size of every axis."""
-        needs, _ = self._hold(probability.double())
-        return self._selected(self._sizes(self.members @ needs))
-
-    def delivered(self, is_open: Tensor) -> Tensor:
-        """The cost of every kind of what compaction leaves when these gates are open.
-
-        A layer of which nothing is left takes along what it alone reads or makes; every group
-        keeps one unit. Where named sites read a residual stream at several places, compaction can
-        leave less: a unit is one here, wherever along the stream it is read.
-        """
-        sizes = self.delivered_sizes(is_open)
-        return self._total(sizes, sizes.new_zeros(len(self.members)))
+    def sizes(self, gates: Tensor) -> Tensor:
+        """Of every axis, likewise."""
+        needs, _ = self._hold(gates.double())
+        return self._left(self.members @ needs)
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def delivered_sizes(self, is_open: Tensor) -> Tensor:
-        """The size of every axis after compaction."""
-        needs, _ = self._hold(is_open.double())
-        numbers = self.members @ needs
-        numbers = numbers * self._reached((numbers > 0).double())
-        empty = (numbers[: self.spare.shape[1]] == 0).double()
-        return self._selected(self._sizes(numbers) + self.spare @ empty)
+    def _left(self, numbers: Tensor) -> Tensor:
+        """Sizes of the axes of what is left, where strands have so many indices.
+
+        A layer of which nothing is left takes along what it alone reads or makes; every group
+        keeps one unit; and where nothing is left to select, all stays.
+        """
+        numbers = numbers * self._reached((numbers > NONE).double())
+        empty = (numbers[: self.spare.shape[1]] <= NONE).double()
+        sizes = self._sizes(numbers) + self.spare @ empty
+        return torch.where(sizes > NONE, sizes, sizes[self.arriving])
 
     def _sizes(self, numbers: Tensor) -> Tensor:
-        """Of every axis, from the numbers of indices that strands have left."""
         return self.base + self.times @ numbers
-
-    def _selected(self, sizes: Tensor) -> Tensor:
-        """Where nothing is left to select, all stays."""
-        return torch.where(sizes > 0, sizes, sizes[self.arriving])
 
     def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The probability of what each kind of index needs, and of what its unit needs."""
@@ -135,12 +132,6 @@ class Ledger:
             groups = (self.sources @ rest > 0).all(0)  # read, and made
             reached = _then_one(groups.double())[self.owners]
         return reached
-
-    def _total(self, sizes: Tensor, spread: Tensor) -> Tensor:
-        sizes = self._selected(sizes)
-        selects = torch.where(sizes < sizes[self.arriving], sizes, 0.0)
-        quantities = _then_one(torch.cat([sizes, spread, selects]))
-        return self.constant + self.prices @ _product(quantities[self.factors])
 
     def to(self, device: torch.device) -> "Ledger":
         """The same on another device."""

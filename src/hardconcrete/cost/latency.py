@@ -120,11 +120,11 @@ class LatencyTable:
 
     def expected(self, probability: Tensor) -> Tensor:
         """Milliseconds at the expected widths, for gates that are open with these."""
-        return self._total(self.smooth, self.ledger.expected_sizes(probability))
+        return self._total(self.smooth, self.ledger.sizes(probability))
 
     def delivered(self, is_open: Tensor) -> Tensor:
         """Milliseconds of what compaction leaves when these gates are open."""
-        return self._total(self.fine, self.ledger.delivered_sizes(is_open))
+        return self._total(self.fine, self.ledger.sizes(is_open))
 
     @property
     def dense(self) -> float:

@@ -63,9 +63,9 @@ def write_ledger(
         >>> gates = {("2.weight", 1): torch.tensor([0, 1, 2])}
         >>> example = (torch.zeros(2, 4),), {}
         >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
-        >>> ledger.delivered(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
+        >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
         [16.0, 24.0, 64.0]
-        >>> ledger.expected(torch.tensor([0.5, 0.5, 0.5])).tolist()
+        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()
         [12.5, 18.0, 50.0]
     """
     return Writer(model, example, gates).ledger()

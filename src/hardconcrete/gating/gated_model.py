@@ -200,9 +200,9 @@ class GatedModel(nn.Module):
         """The mean cost over draws of the gates, in float64, differentiable.
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
-        is what ``count`` says of the compacted model, unless a layer is left with nothing; what
-        follows from that, and that a group keeps one unit, is known to ``delivered`` alone. Single
-        weights (``"fc1:each"``) leave a matrix dense and save nothing here.
+        is what ``count`` says of the compacted model. That a group keeps one unit, whatever is
+        drawn, counts where all of it is shut for certain. Single weights (``"fc1:each"``) leave a
+        matrix dense and save nothing here.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
@@ -223,7 +223,7 @@ class GatedModel(nn.Module):
             return (probability * self._group_sizes).sum()
         if cost == LATENCY:
             return self.latency.expected(probability)
-        return self.ledger.expected(probability)[_place(cost)]
+        return self.ledger.cost(probability)[_place(cost)]
 
     @torch.no_grad()
     def delivered(self, cost: str) -> Tensor:
@@ -237,7 +237,7 @@ class GatedModel(nn.Module):
             return (left * self._group_sizes).sum()
         if cost == LATENCY:
             return self.latency.delivered(left)
-        return self.ledger.delivered(left)[_place(cost)]
+        return self.ledger.cost(left)[_place(cost)]
 
     def freeze_gates(self, frozen: bool = True) -> None:
         """Fix the gates at their readout, in training too, to fine-tune what is left."""

@@ -57,7 +57,7 @@ class Constraint:
             return gated.latency.expected(probability) / self.dense
         if self.kind is None:
             return probability[self.gates(gated)].double().sum() / self.dense
-        return gated.ledger.expected(probability)[self.kind] / self.dense
+        return gated.ledger.cost(probability)[self.kind] / self.dense
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
         """The same of what is left when these gates are open, which the ledger says costs this."""
@@ -73,7 +73,7 @@ class Constraint:
 def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> Tensor:
     """Each cost as a part of its dense total, of what is left when these gates are open."""
     about_units = all(limit.kind is None for limit in limits)
-    costs = is_open if about_units else gated.ledger.delivered(is_open)
+    costs = is_open if about_units else gated.ledger.cost(is_open)
     return torch.stack([limit.delivered(gated, is_open, costs) for limit in limits])
 
 
@@ -145,7 +145,7 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
 
 
 def _delivered(gated: GatedModel, kind: int, gates: Tensor) -> float:
-    return gated.ledger.delivered(gates)[kind].item()
+    return gated.ledger.cost(gates)[kind].item()
 
 
 def _least(gated: GatedModel, cost: Callable[[Tensor], float]) -> float:

@@ -51,7 +51,7 @@ def _panel(axes: "Axes", name: str, rows: Sequence[Row], runs: Path) -> dict[str
     facts = {f"{name}, dense": dense / 1e6}
     axes.axhline(dense / 1e6, color="black", label="dense")
     gated, _ = gated_network(network, (0.0,), 1, torch.device("cpu"))
-    coupled = gated.ledger.expected(torch.cat([*kept.values()]))[1].item()
+    coupled = gated.ledger.cost(torch.cat([*kept.values()]))[1].item()
     for kind, macs in (("uncoupled", network.uncoupled(kept)), ("expected", coupled)):
         value, (words, style) = 2 * macs / 1e6, KINDS[kind]
         axes.axhline(value, color=GREEN, linestyle=style, label=f"dropout, {words}")

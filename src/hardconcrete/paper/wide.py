@@ -235,7 +235,7 @@ def _filling(gated: hc.GatedModel) -> float:
     for group in gated.groups:
         fewer[group.start : group.start + ROUND_TO // 2] = 0
     ledger = gated.ledger
-    return 1 - (ledger.delivered(fewer)[1] / ledger.dense[1]).item()
+    return 1 - (ledger.cost(fewer)[1] / ledger.dense[1]).item()
 
 
 def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:
