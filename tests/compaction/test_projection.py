@@ -10,7 +10,7 @@ import hardconcrete as hc
 from hardconcrete.compaction.projection import projected
 from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete.paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense
 from tests.exactness import apart, at_random, outputs
 from tests.zoo import GATED, Entry, gated_network
@@ -94,7 +94,7 @@ def test_a_group_that_is_shut_altogether_comes_back_last() -> None:
     assert torch.equal(values[6:8], gated.gates.distribution().mean[6:8])
     whole = projected(gated, hc.Budget(gated, units=10), 4)  # blocks of four, and four, and one
     assert (whole > 0).tolist() == [True] * 10 + [False]
-    assert hc.compact(gated, round_to=2)[4].in_features == 1  # without a budget it stays out
+    assert hc.compact(gated, round_to=2)[4].in_features == 2  # without a budget it stays out
 
 
 @pytest.mark.parametrize("round_to", [4, 8])
@@ -110,6 +110,24 @@ def test_widths_in_blocks(lenet: hc.GatedModel, round_to: int) -> None:
     widths = small.conv1.out_channels, small.conv2.out_channels, small.fc1.out_features
     assert all(w % round_to == 0 or w == n for w, n in zip(widths, (20, 50, 500), strict=True))
     assert hc.count(small, lenet.example[0]).macs <= 0.2 * 2 * 2_293_000
+
+
+@pytest.mark.parametrize("limit", [None, 0.9, 0.6])
+def test_a_branch_that_is_shut_keeps_a_block_of_zeros(limit: float | None) -> None:
+    """One map would be no multiple, and what libraries have for it is slow."""
+    images = torch.randn(2, 3, 8, 8)
+    gated = hc.attach_gates(WideResNet(16, 1), images, include="*.conv1").eval()
+    nn.init.normal_(gated.gates.log_alpha, 0.0, 4.0)
+    gated.gates.log_alpha.data[gated.groups[1].slice] = -20.0
+    budget = limit and hc.Budget(gated, macs=limit)
+    small = hc.compact(gated, budget=budget, round_to=8)
+    widths = [block.conv1.out_channels for stage in small.stages for block in stage]
+    assert all(width % 8 == 0 and width > 0 for width in widths)
+    counted = hc.count(small, images).macs
+    assert counted <= (limit or 1.0) * gated.ledger.dense[1]
+    if limit != 0.9:  # where all of it fits, it comes back
+        assert widths[1] == 8
+        assert not small.stages[0][1].conv2.weight.any()
 
 
 def test_the_gated_model_stays_as_it_is(lenet: hc.GatedModel) -> None:

@@ -180,6 +180,17 @@ def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bo
     assert slowly == pytest.approx(grown * (0.1 if waits else 1.0), rel=1e-2)
 
 
+@pytest.mark.parametrize(("left", "pruned"), [(91, True), (90, False)])
+def test_it_rests_below_the_limit_and_not_above(left: int, pruned: bool) -> None:
+    """0.2 units too many of 90.8: one has to go, though that is more than what is too much."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    nn.init.constant_(gated.gates.log_alpha, -4.0)
+    gated.gates.log_alpha.data[60 : 60 + left] = -1.0
+    budget = hc.Budget(gated, units=90.8 / 180, steps=3)
+    budget.step()
+    assert (budget.price()["units"] > 0) == pruned
+
+
 def test_a_unit_larger_than_the_error_is_not_moved() -> None:
     """2 % too much, of which each unit of the wide layer has 5: only the narrow ones may go."""
     layers = nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 1)

@@ -52,7 +52,8 @@ def compact(
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
-            likewise until their block is full.
+            likewise until their block is full. Of a group that is shut altogether one block stays,
+            and computes zeros.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -79,7 +80,8 @@ def compact(
     values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
     dense = expanded(gated)
     plain = ungated(dense)
-    plan = make_plan(dense, plain, min_units=min_units, values=among_all(gated, values))
+    least = min_units if as_read else round_to
+    plan = make_plan(dense, plain, min_units=least, values=among_all(gated, values))
     reference = copy.deepcopy(gated)
     failures = []
     with reference.gates.holding(None, None if as_read else values):

@@ -40,7 +40,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
     Every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or the least
     number above zero where that is zero in floating point. A group that is shut altogether, such as
     the inside of a residual branch, comes back after all others: what follows it, a batch norm
-    perhaps, has learnt to live with nothing.
+    perhaps, has learnt to live with nothing. Until then its block has a place, and zeros in it.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
@@ -52,7 +52,8 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
             for block in blocks:
                 is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
-            is_open = _fitted(gated, _constraints(gated, budget), is_open, loose)
+            fits = _Fits(gated, _constraints(gated, budget), round_to)
+            is_open = _fitted(fits, is_open, loose)
         back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
         return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
@@ -83,40 +84,58 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     return blocks
 
 
-def _fitted(
-    gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
-) -> Tensor:
+class _Fits:
+    """Whether limits hold for what compaction leaves of open gates."""
+
+    def __init__(self, gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> None:
+        self.gated, self.limits = gated, limits
+        none = torch.zeros(len(gated.gates.log_alpha), dtype=torch.bool)
+        groups = gated.groups if round_to > 1 else ()  # one unit is counted anyway
+        first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
+        self.first = [(where, block.gates) for where, blocks in first for block in blocks]
+
+    def __call__(self, is_open: Tensor) -> bool:
+        counted = is_open.double()
+        for where, gates in self.first:
+            if not is_open[where].any():
+                counted[gates] = 1.0
+        costs = delivered(self.gated, self.limits, counted).tolist()
+        return all(
+            cost <= limit.limit / limit.dense * (1 + ROUNDING)
+            for cost, limit in zip(costs, self.limits, strict=True)
+        )
+
+
+def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
     """Shut what is least certain until the limits hold; then let back in what still fits."""
     loose = sorted(loose, key=lambda block: block.rank)
     everything = is_open.clone()
     for block in loose:
         everything[block.gates] = True
-    if _fits(gated, limits, everything):
+    if fits(everything):
         return everything
     opened = [block for block in loose if is_open[block.gates].any()]
     least, most = 0, len(opened)
-    if not _fits(gated, limits, _without(is_open, opened)):
+    if not fits(_without(is_open, opened)):
         raise CompactionError(
             "the budget cannot be kept: with one block of each group it is exceeded still; "
             "lower round_to, or raise the budget"
         )
     while least < most:
         middle = (least + most) // 2
-        if _fits(gated, limits, _without(is_open, opened[:middle])):
+        if fits(_without(is_open, opened[:middle])):
             most = middle
         else:
             least = middle + 1
     is_open = _without(is_open, opened[:least])
     while True:  # again, for where layers select, more can cost less
-        more = _reopened(gated, limits, is_open, loose)
+        more = _reopened(fits, is_open, loose)
         if torch.equal(more, is_open):
             return is_open
         is_open = more
 
 
-def _reopened(
-    gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor, loose: list[Block]
-) -> Tensor:
+def _reopened(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
     refused: dict[int, int] = {}
     for block in reversed(loose):
         size, most = len(block.gates), refused.get(block.group)
@@ -124,7 +143,7 @@ def _reopened(
             continue  # a shorter block, the last of its group, comes after all others
         trial = is_open.clone()
         trial[block.gates] = True
-        if _fits(gated, limits, trial):
+        if fits(trial):
             is_open = trial
         else:
             refused[block.group] = size
@@ -136,11 +155,3 @@ def _without(is_open: Tensor, blocks: Sequence[Block]) -> Tensor:
     for block in blocks:
         rest[block.gates] = False
     return rest
-
-
-def _fits(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> bool:
-    costs = delivered(gated, limits, is_open.double()).tolist()
-    return all(
-        cost <= limit.limit / limit.dense * (1 + ROUNDING)
-        for cost, limit in zip(costs, limits, strict=True)
-    )

@@ -47,14 +47,15 @@ class Budget:
     target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
     then has a price, and the loss gets the gradient of the *expected* cost times the price:
 
-        price = scale * (clip(2 e / BAND + 1 + side * own, -STRONGEST, STRONGEST) + side)
+        price = scale * (clip(2 e / BAND + 1 + least + side * own, -STRONGEST, STRONGEST) + side)
 
     with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
     every gate is pushed further to its side, so undecided gates decide themselves; above it, open
     gates have a positive price and those that the task needs least are shut; below it, shut gates
     have a negative price and come back. The price is no sum of what was exceeded before: satisfied,
     it restarts at once, and no open gate has a positive one. After the warm-up, ``own``, the cost
-    of the unit in bands, keeps units that are larger than the error from being moved to correct it.
+    of the unit in bands, keeps units that are larger than the error from being moved to correct it;
+    ``least``, that of the cheapest open one, lets it rest below the limit and not above.
     The logarithm of the scale grows by GAIN * e above the limit and falls below the band, so that
     of the loss does not matter. While some of the open gates are falling it hardly grows: they need
     time to arrive, and a larger price would take all others along, needed or not.
@@ -243,7 +244,10 @@ class Budget:
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
         own = self._own(is_open) * (self._progress() == 1)
-        push = (2 * error / BAND + 1 + side * own).clamp(-STRONGEST, STRONGEST) + side
+        least = own.where(self._concerned & (is_open * own > 0), torch.inf).amin(1, keepdim=True)
+        least = least.where(least < torch.inf, 0.0)
+        aim = 2 * error / BAND + 1 + least
+        push = (aim + side * own.clamp(min=least)).clamp(-STRONGEST, STRONGEST) + side
         worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
         self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
