@@ -52,8 +52,7 @@ def compact(
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
-            likewise until their block is full. Of a group that is shut altogether one block stays,
-            and computes zeros.
+            likewise until their block is full. Of a group that is shut altogether one block stays.
 
     Example:
         >>> import torch, hardconcrete as hc

@@ -40,7 +40,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
     Every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or the least
     number above zero where that is zero in floating point. A group that is shut altogether, such as
     the inside of a residual branch, comes back after all others: what follows it, a batch norm
-    perhaps, has learnt to live with nothing. Until then its block has a place, and zeros in it.
+    perhaps, has learnt to live with nothing. One block of it is counted, and kept, anyway.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
