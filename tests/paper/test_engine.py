@@ -165,7 +165,7 @@ def test_a_budget_removes_what_the_readout_shuts(budgeted: bool) -> None:
 
 
 def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quickly(function: Any) -> Any:
+    def quickly(function: Any, **_: bool) -> Any:
         return torch.compile(function, dynamic=False, backend="eager")
 
     monkeypatch.setattr("hardconcrete.paper.stack._compiled", quickly)

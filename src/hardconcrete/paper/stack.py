@@ -142,7 +142,7 @@ class Stack:
         if not self._compile:
             return gradients(self._trained, *batch)  # type: ignore[no-any-return]
         if len(self.learners) == 1:
-            self._compiled = self._compiled or _compiled(self._losses)
+            self._compiled = self._compiled or _compiled(self._losses, combo_kernels=True)
             losses = self._compiled(*batch)
             return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
         if self._compiled is None:  # traced through vmap and autograd, which dynamo would break at
@@ -188,9 +188,9 @@ class Stack:
                 }
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
+def _compiled(function: Callable[..., Any], **options: bool) -> Any:
     """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function, dynamic=False, options=options)
 
 
 def world() -> int:
