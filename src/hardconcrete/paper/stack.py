@@ -188,7 +188,7 @@ class Stack:
                 }
 
 
-def _compiled(function: Callable[..., Any], **options: bool) -> Any:
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
     return torch.compile(function, dynamic=False, options=options)
 
