@@ -98,17 +98,28 @@ def by_hand(z: dict[str, Tensor]) -> tuple[float, float]:
     return float(params), 2 * float(macs)
 
 
-def test_nested_gates_against_all_their_states() -> None:
-    """14 gates, 16,384 states: a map is alive if one of its four inputs to fc1 is."""
+@pytest.mark.parametrize("never_empty", [True, False])
+def test_nested_gates_against_all_their_states(never_empty: bool) -> None:
+    """14 gates, 16,384 states: a map is alive if one of its four inputs to fc1 is.
+
+    Exact where one unit of each group is open for certain. Else a group of two, here left with
+    nothing in 2% of all states, keeps a unit: the mean is met within 2%.
+    """
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     nn.init.normal_(gated.gates.log_alpha)
+    if never_empty:
+        gated.gates.log_alpha.data[[0, 2, 4, 12]] = 90.0
     p = gated.gates.distribution().open_probability.detach().double()
     total = torch.zeros(2, dtype=torch.float64)
     for state in itertools.product((0.0, 1.0), repeat=len(p)):
         z = torch.tensor(state, dtype=torch.float64)
         weight = torch.where(z == 1, p, 1 - p).prod()
-        total += weight * torch.tensor(by_hand(gated.by_group(z)), dtype=torch.float64)
-    assert expected(gated)[:2] == pytest.approx(total.tolist(), rel=1e-10)
+        if never_empty and weight:
+            total += weight * torch.tensor(by_hand(gated.by_group(z)), dtype=torch.float64)
+        elif weight:
+            total += weight * gated.ledger.cost(z)[:2]
+    rel = 1e-10 if never_empty else 0.02
+    assert expected(gated)[:2] == pytest.approx(total.tolist(), rel=rel)
 
 
 def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
@@ -118,6 +129,17 @@ def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
         by_group = gated.by_group(gated.gates.readout().detach())
         assert delivered(gated)[:2] == list(by_hand(by_group))
         assert delivered(gated) == counted(gated)
+
+
+@pytest.mark.parametrize("log_alpha", [-8.0, -10.0, -15.0, -20.0])
+def test_a_group_that_is_all_but_shut(log_alpha: float) -> None:
+    """Its last unit stays, and what it read goes along: 1,000 draws of LeNet-5's 50 maps."""
+    gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28))
+    gated.gates.log_alpha.data.fill_(20.0)[gated.groups[1].slice] = log_alpha
+    p = gated.gates.distribution().open_probability.detach()
+    draws = torch.rand(1000, len(p), generator=torch.Generator().manual_seed(0)) < p
+    mean = torch.stack([gated.ledger.cost(z) for z in draws]).mean(0)
+    assert gated.ledger.cost(p).tolist() == pytest.approx(mean.tolist(), rel=0.1)
 
 
 class Residual(nn.Module):

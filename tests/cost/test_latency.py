@@ -109,6 +109,7 @@ def test_expected_latency_is_that_of_expected_widths() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     gated = hc.attach_gates(model, torch.zeros(2, 3))
     nn.init.normal_(gated.gates.log_alpha)
+    gated.gates.log_alpha.data[[0, 4]] = 90.0  # no group is left with nothing
     table = gated.measure_latency()
 
     def mean() -> float:
@@ -118,16 +119,14 @@ def test_expected_latency_is_that_of_expected_widths() -> None:
         for state in states:
             z = torch.tensor(state, dtype=torch.float64)
             weight = torch.where(z == 1, p, 1 - p).prod().item()
-            numbers = table.ledger.members @ table.ledger._hold(z)[0]
-            sizes = table.ledger._sizes(numbers)  # nothing is kept for being the last
-            total += weight * table._total(table.fine, sizes).item()
+            total += weight * table._total(table.fine, table.ledger.sizes(z)).item()
         return total
 
     found = gated.expected("latency_ms")
     assert found.item() == pytest.approx(mean(), rel=1e-9)
     (slopes,) = torch.autograd.grad(found, gated.gates.log_alpha)
-    assert (slopes > 0).all()
-    for k in range(7):
+    assert (slopes[[1, 2, 3, 5, 6]] > 0).all()
+    for k in (1, 2, 3, 5, 6):
         ends = []
         for step in (0.01, -0.01):
             gated.gates.log_alpha.data[k] += step

@@ -15,8 +15,11 @@ from torch import Tensor
 KINDS = ("params", "macs", "weight_bytes")
 """The costs of a ledger, in the order of its results; as ``count`` counts them."""
 
+TINY = 1e-30
+"""Instead of a division by zero."""
+
 NONE = 1e-6
-"""A strand that is expected to have fewer indices has none."""
+"""An axis that is expected to have fewer indices has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +38,7 @@ class Ledger:
         needs: the formula of every kind of index.
         hosts: the formula of the unit that such an index belongs to.
         members: how many indices of each kind a strand has.
+        kinds: which kinds it has.
         owners: the group of every strand; the last stands for none.
         base: indices of every axis that always stay.
         times: how often an axis has each strand.
@@ -57,6 +61,7 @@ class Ledger:
     needs: Tensor
     hosts: Tensor
     members: Tensor
+    kinds: Tensor
     owners: Tensor
     base: Tensor
     times: Tensor
@@ -79,14 +84,14 @@ class Ledger:
     def cost(self, gates: Tensor) -> Tensor:
         """Of every kind, the mean for independent gates that are open with these probabilities.
 
-        With gates at 0 and 1 that of what compaction leaves. Elsewhere it is exact unless a gate
-        stands in two clauses of one formula; that a layer may be left with nothing counts where it
-        is certain. Where named sites read a residual stream at several places, compaction can leave
-        less: a unit is one here, wherever along the stream it is read.
+        With gates at 0 and 1 that of what compaction leaves. Elsewhere it is exact as long as no
+        group can be left with nothing, and no gate stands in two clauses of one formula. Where
+        named sites read a residual stream at several places, compaction can leave less: a unit is
+        one here, wherever along the stream it is read.
         """
         needs, hosts = self._hold(gates.double())
         spread = self.members @ (needs * (1 - hosts))  # what E[n^2] has more than E[n]^2
-        sizes = self._left(self.members @ needs)
+        sizes = self._left(needs)
         selects = torch.where(sizes < sizes[self.arriving], sizes, 0.0)
         quantities = _then_one(torch.cat([sizes, spread, selects]))
         return self.constant + self.prices @ _product(quantities[self.factors])
@@ -94,21 +99,23 @@ class Ledger:
     def sizes(self, gates: Tensor) -> Tensor:
         """Of every axis, likewise."""
         needs, _ = self._hold(gates.double())
-        return self._left(self.members @ needs)
+        return self._left(needs)
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def _left(self, numbers: Tensor) -> Tensor:
-        """Sizes of the axes of what is left, where strands have so many indices.
+    def _left(self, needs: Tensor) -> Tensor:
+        """Sizes of the axes, from the probability of what each kind of index needs.
 
         A layer of which nothing is left takes along what it alone reads or makes; every group
         keeps one unit; and where nothing is left to select, all stays.
         """
-        numbers = numbers * self._reached((numbers > NONE).double())
-        empty = (numbers[: self.spare.shape[1]] <= NONE).double()
+        some = 1 - _product(_then_one(1 - needs)[self.kinds])  # that a strand has any index
+        reached = self._reached(some)
+        numbers = self.members @ needs * (reached / torch.maximum(some, reached).clamp(min=TINY))
+        empty = 1 - torch.minimum(some, reached)[: self.spare.shape[1]]
         sizes = self._sizes(numbers) + self.spare @ empty
         return torch.where(sizes > NONE, sizes, sizes[self.arriving])
 
@@ -124,13 +131,18 @@ class Ledger:
         return formulas[self.needs], formulas[self.hosts]
 
     def _reached(self, some: Tensor) -> Tensor:
-        """Whether something reads and something makes the units of each strand."""
+        """Whether something reads and something makes the units of each strand.
+
+        Of probabilities both is the smaller and either the larger one: what is certain about all
+        but one is exact, and going round in circles changes nothing.
+        """
         reached = torch.ones_like(some)
         for _ in range(self.rounds):
-            axes = (self._sizes(some * reached) > 0).double()
-            rest = _then_one(_product(_then_one(axes)[self.others]))
-            groups = (self.sources @ rest > 0).all(0)  # read, and made
-            reached = _then_one(groups.double())[self.owners]
+            alive = (self.times > 0) * torch.minimum(some, reached)
+            axes = torch.maximum(alive, (self.base > 0)[:, None]).amax(1)
+            rest = _then_one(_then_one(axes)[self.others].amin(1))
+            groups = ((self.sources > 0) * rest).amax(2).amin(0)  # read, and made
+            reached = _then_one(groups)[self.owners]
         return reached
 
     def to(self, device: torch.device) -> "Ledger":

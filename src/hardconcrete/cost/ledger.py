@@ -229,6 +229,7 @@ class Writer:
             "needs": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
             "hosts": torch.tensor([host for _, host in kinds], dtype=torch.int64),
             "members": members,
+            "kinds": padded([row.nonzero().flatten().tolist() for row in members]),
         }
 
     def _sizes(self) -> dict[str, Any]:
