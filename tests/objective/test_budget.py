@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.objective.budget import WARMUP
+from hardconcrete.objective.budget import BAND, GAIN, WARMUP
 from tests.compaction.networks import dense
 
 
@@ -147,13 +147,63 @@ def test_satisfied_the_price_restarts(below: float) -> None:
     assert budget.price()["units"] > 1
 
 
+def change_of_scale(budget: hc.Budget) -> float:
+    before = budget.state_dict()["log_scale"]
+    budget.step()
+    return (budget.state_dict()["log_scale"] - before).item()
+
+
 def test_the_scale_follows_what_is_delivered() -> None:
-    """Up by GAIN times the error, down below the band, and still within it."""
-    for limit, change in ((0.25, 1), (0.75, -1)):
-        _, budget = at(limit, 0.5)
-        before = budget.state_dict()["log_scale"]
-        budget.step()
-        assert (budget.state_dict()["log_scale"] - before).sign().item() == change
+    """Up by GAIN times the error, by no less than for a band of it; kept where it is satisfied."""
+    assert change_of_scale(at(0.25, 0.5)[1]) > GAIN * BAND
+    _, budget = at(0.5, 0.5)
+    budget._limits.fill_(budget.delivered()["units"] / 1.001)
+    assert change_of_scale(budget) == pytest.approx(GAIN * BAND, rel=1e-4)
+    for limit in (0.5, 0.75):
+        assert change_of_scale(at(limit, 0.4)[1]) == 0
+
+
+def test_the_scale_falls_below_the_band_while_the_target_comes_down() -> None:
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    budget = hc.Budget(gated, units=0.25, steps=3000)
+    assert change_of_scale(budget) > 0
+    gated.gates.log_alpha.data[:90] = -4.0
+    assert change_of_scale(budget) < 0
+
+
+@pytest.mark.parametrize("limit", [2, 9, 25])
+def test_a_unit_that_fits_is_asked_back(limit: int) -> None:
+    """One less than the limit is open: another is asked back; and then no more."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    nn.init.constant_(gated.gates.log_alpha, -4.0)
+    gated.gates.log_alpha.data[: limit - 1] = 4.0
+    budget = hc.Budget(gated, units={"a": limit}, steps=3)
+    budget.step()
+    (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
+    assert (slope[limit - 1 : 120] < 0).all()
+    gated.gates.log_alpha.data[limit - 1] = 4.0
+    budget.step()
+    (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
+    assert (slope[limit:120] > 0).all()
+
+
+def test_the_last_unit_of_a_group_is_not_pushed() -> None:
+    """It stays in any case: shutting it would save nothing."""
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    nn.init.constant_(gated.gates.log_alpha, 5.0)
+    gated.gates.log_alpha.data[121:] = -30.0
+    budget = hc.Budget(gated, macs=0.1, steps=3)
+    budget.step()
+    (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
+    assert slope[120].abs() < 1e-3 * slope[:120].min()
+
+
+def test_the_price_after_units_were_removed() -> None:
+    gated, budget = train({"macs": 0.5}, steps=300)
+    before = budget.price()
+    optimizer = torch.optim.SGD(gated.parameters(), 0.1)
+    assert hc.shrink(gated, optimizer, checks=1, below="readout", pays=0.0)
+    assert budget.price() == pytest.approx(before, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Ledger:
         keeps one unit; and where nothing is left to select, all stays.
         """
         some = 1 - _product(_then_one(1 - needs)[self.kinds])  # that a strand has any index
-        reached = self._reached(some)
+        reached = self._reached(some.detach())  # no gate is to take all others along
         numbers = self.members @ needs * (reached / torch.maximum(some, reached).clamp(min=TINY))
         empty = 1 - torch.minimum(some, reached)[: self.spare.shape[1]]
         sizes = self._sizes(numbers) + self.spare @ empty

@@ -13,7 +13,7 @@ from hardconcrete.gating import GatedModel
 from hardconcrete.objective.constraint import Limit, constraints, delivered
 
 BAND = 0.02
-"""How far below its limit a delivered cost may stay, as a part of it."""
+"""How far below its limit a delivered cost may stay, as a part of it, and half a unit more."""
 
 STRONGEST = 4.0
 """The largest price, in scales."""
@@ -33,8 +33,11 @@ FALL = 3.0
 MEMORY = 50
 """Steps over which that is seen."""
 
+NOTHING = 1e-6
+"""Bands that a unit must save for it to be worth shutting; the last one of a group does not."""
+
 FIRST = 0.01
-"""The scale to begin with, small for any loss: it grows a hundredfold in 100 steps."""
+"""The scale to begin with, small for any loss: it grows up to a hundredfold in 100 steps."""
 
 WARMUP = 1000
 """Steps in which the target comes down, where the length of the training is not told."""
@@ -47,18 +50,21 @@ class Budget:
     target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
     then has a price, and the loss gets the gradient of the *expected* cost times the price:
 
-        price = scale * (clip(2 e / BAND + 1 + least + side * own, -STRONGEST, STRONGEST) + side)
+        price = scale * (clip(2 e / BAND + 1 + apart, -STRONGEST, STRONGEST) + side)
 
     with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
     every gate is pushed further to its side, so undecided gates decide themselves; above it, open
     gates have a positive price and those that the task needs least are shut; below it, shut gates
     have a negative price and come back. The price is no sum of what was exceeded before: satisfied,
-    it restarts at once, and no open gate has a positive one. After the warm-up, ``own``, the cost
-    of the unit in bands, keeps units that are larger than the error from being moved to correct it;
-    ``least``, that of the cheapest open one, lets it rest below the limit and not above.
-    The logarithm of the scale grows by GAIN * e above the limit and falls below the band, so that
-    of the loss does not matter. While some of the open gates are falling it hardly grows: they need
-    time to arrive, and a larger price would take all others along, needed or not.
+    it restarts at once, and no open gate has a positive one. After the warm-up ``apart`` keeps
+    units that are larger than the error from being moved to correct it: for an open one it is how
+    much less the cheapest open one costs, for one that is shut what it costs itself, and enough for
+    it to fit, all in bands. So at least one unit is pushed above the limit, and one that would
+    exceed the limit is not asked back.
+    The logarithm of the scale grows by GAIN * e above the target, after the warm-up by GAIN * BAND
+    at least; during the warm-up it falls below the band. So the scale of the loss does not matter.
+    While some of the open gates are falling it hardly grows: they need time to arrive, and a larger
+    price would take all others along, needed or not.
 
     Of several limits the one that is exceeded most sets the price of a gate.
 
@@ -145,9 +151,10 @@ class Budget:
         self._keep_up()
         self._steps.add_(steps)
         is_open = self._open()
-        error = self._error(self._delivered(is_open))
-        above = error.clamp(min=0) * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
-        change = above + (error + BAND).clamp(max=0)
+        error, late = self._error(self._delivered(is_open)), self._progress() == 1
+        above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
+        above = above * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
+        change = above + (error + BAND).clamp(max=0) * ~late
         self._log_scale.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error)
 
@@ -170,8 +177,10 @@ class Budget:
 
     def price(self) -> dict[str, float]:
         """What multiplies the expected cost: the highest price of a gate that is open."""
-        prices = self._price.masked_fill(self._open() == 0, -torch.inf)
-        return self._by_name(prices.masked_fill(~self._concerned, -torch.inf).amax(1))
+        self._keep_up()
+        concerned = self._concerned & (self._open() > 0)
+        highest = self._price.masked_fill(~concerned, -torch.inf).amax(1)
+        return self._by_name(highest.where(concerned.any(1), 0.0))
 
     def target(self) -> dict[str, float]:
         """The limits, as parts of the dense totals."""
@@ -214,7 +223,9 @@ class Budget:
 
     def _error(self, delivered: Tensor) -> Tensor:
         """Against a target that comes down by the same part in every step of the warm-up."""
-        target = self._start * (self._limits / self._start) ** self._progress()
+        progress = self._progress()
+        target = self._start * (self._limits / self._start) ** progress
+        target = torch.where(progress < 1, target, self._limits)
         return (delivered / target).log().clamp(-1.0, 1.0)
 
     def _keep_up(self) -> None:
@@ -244,10 +255,12 @@ class Budget:
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
         own = self._own(is_open) * (self._progress() == 1)
-        least = own.where(self._concerned & (is_open * own > 0), torch.inf).amin(1, keepdim=True)
-        least = least.where(least < torch.inf, 0.0)
-        aim = 2 * error / BAND + 1 + least
-        push = (aim + side * own.clamp(min=least)).clamp(-STRONGEST, STRONGEST) + side
+        saves = self._concerned & (is_open * own > NOTHING)
+        least = own.where(saves, torch.inf).amin(1, keepdim=True)
+        larger = (own - least).clamp(min=0)  # than the cheapest open one
+        room = own.maximum(2 * own - 2)  # that a unit needs to come back
+        apart = torch.where(is_open > 0, -larger, room)
+        push = (2 * error / BAND + 1 + apart).clamp(-STRONGEST, STRONGEST) + side
         worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
         self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
