@@ -135,6 +135,19 @@ def test_the_gated_model_stays_as_it_is(lenet: hc.GatedModel) -> None:
     assert all(torch.equal(before[key], value) for key, value in lenet.state_dict().items())
 
 
+@pytest.mark.parametrize("limit", [0.1, 0.15, 0.2])
+def test_blocks_of_nested_gates_stay_within_the_budget(limit: float) -> None:
+    """A map has its own gate and those of its four places: neither alone says that it is alive."""
+    layers = nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 20), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Linear(20, 3))
+    gated = hc.attach_gates(model, torch.randn(2, 1, 4, 4), sites=["0:out", "3:in"])
+    nn.init.constant_(gated.gates.log_alpha, -5.0)
+    gated.gates.log_alpha.data[:16].copy_(torch.linspace(5.0, 1.0, 16))
+    gated.gates.log_alpha.data[16:].copy_(torch.linspace(1.0, 5.0, 64))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=limit), round_to=8)
+    assert hc.count(small, gated.example[0]).macs <= limit * gated.ledger.dense[1]
+
+
 def test_single_weights_are_left_alone() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["0:out", "2:each"])
     nn.init.normal_(gated.gates.log_alpha)

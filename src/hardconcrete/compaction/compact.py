@@ -12,7 +12,7 @@ from hardconcrete.compaction.dense import among_all, expanded
 from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import make_plan, ungated
-from hardconcrete.compaction.projection import projected
+from hardconcrete.compaction.projection import kept, projected
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError
@@ -53,6 +53,7 @@ def compact(
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full. Of a group that is shut altogether one block stays.
+            Where sites are named, a unit can have gates at several places, and widths are others.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -79,7 +80,7 @@ def compact(
     values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
     dense = expanded(gated)
     plain = ungated(dense)
-    least = min_units if as_read else round_to
+    least = min_units if as_read else kept(gated, round_to)
     plan = make_plan(dense, plain, min_units=least, values=among_all(gated, values))
     reference = copy.deepcopy(gated)
     failures = []

@@ -40,7 +40,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
     Every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or the least
     number above zero where that is zero in floating point. A group that is shut altogether, such as
     the inside of a residual branch, comes back after all others: what follows it, a batch norm
-    perhaps, has learnt to live with nothing. One block of it is counted, and kept, anyway.
+    perhaps, has learnt to live with nothing. A block of it is counted, and stays, anyway.
     """
     with torch.no_grad():
         values = gated.gates.readout().clone()
@@ -84,13 +84,22 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     return blocks
 
 
+def kept(gated: GatedModel, round_to: int) -> int:
+    """How many units of a group that is shut altogether stay: a block.
+
+    Where units have gates at several places a group can be shut by none of them alone: just one.
+    """
+    found = {group.name for group in gated.structure or ()}
+    return round_to if all(group.name in found for group in gated.groups) else 1
+
+
 class _Fits:
     """Whether limits hold for what compaction leaves of open gates."""
 
     def __init__(self, gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> None:
         self.gated, self.limits = gated, limits
         none = torch.zeros(len(gated.gates.log_alpha), dtype=torch.bool)
-        groups = gated.groups if round_to > 1 else ()  # one unit is counted anyway
+        groups = gated.groups if kept(gated, round_to) > 1 else ()  # one is counted anyway
         first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
         self.first = [(where, block.gates) for where, blocks in first for block in blocks]
 
