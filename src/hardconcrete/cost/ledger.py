@@ -65,8 +65,8 @@ def write_ledger(
         >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
         >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
         [16.0, 24.0, 64.0]
-        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()
-        [12.5, 18.0, 50.0]
+        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # once in eight times one is kept
+        [13.375, 19.5, 53.5]
     """
     return Writer(model, example, gates).ledger()
 

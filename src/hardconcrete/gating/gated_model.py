@@ -200,8 +200,8 @@ class GatedModel(nn.Module):
         """The mean cost over draws of the gates, in float64, differentiable.
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
-        is what ``count`` says of the compacted model. That a group keeps one unit, whatever is
-        drawn, counts where all of it is shut for certain. Single weights (``"fc1:each"``) leave a
+        is what ``count`` says of the compacted model; elsewhere exact as long as no group can be
+        left with nothing, and near the mean otherwise. Single weights (``"fc1:each"``) leave a
         matrix dense and save nothing here.
 
         Args:
