@@ -42,6 +42,7 @@ class Ledger:
         owners: the group of every strand; the last stands for none.
         base: indices of every axis that always stay.
         times: how often an axis has each strand.
+        holds: whether it has it; the last stands for what always stays.
         spare: how often an axis has one unit of each group that is never empty.
         arriving: for an axis that selects among its inputs the axis without selection, else itself.
         others: for each axis of a gated parameter the other axes of it.
@@ -65,6 +66,7 @@ class Ledger:
     owners: Tensor
     base: Tensor
     times: Tensor
+    holds: Tensor
     spare: Tensor
     arriving: Tensor
     others: Tensor
@@ -138,10 +140,9 @@ class Ledger:
         """
         reached = torch.ones_like(some)
         for _ in range(self.rounds):
-            alive = (self.times > 0) * torch.minimum(some, reached)
-            axes = torch.maximum(alive, (self.base > 0)[:, None]).amax(1)
-            rest = _then_one(_then_one(axes)[self.others].amin(1))
-            groups = ((self.sources > 0) * rest).amax(2).amin(0)  # read, and made
+            alive = self.holds * _then_one(torch.minimum(some, reached))
+            rest = _then_one(_then_one(alive.amax(1))[self.others].amin(1))
+            groups = (self.sources * rest).amax(2).amin(0)  # read, and made
             reached = _then_one(groups)[self.owners]
         return reached
 

@@ -241,9 +241,11 @@ class Writer:
         arriving = torch.arange(rows)
         for place, row in self.selected.items():
             arriving[self.rows[row]] = self.rows[self.arriving[place]]
+        base = torch.tensor([row.base for row in self.rows], dtype=torch.float64)
         return {
-            "base": torch.tensor([row.base for row in self.rows], dtype=torch.float64),
+            "base": base,
             "times": times,
+            "holds": (torch.cat([times, base[:, None]], 1) > 0).double(),
             "spare": times[arriving, : self.never_empty],
             "arriving": arriving,
             "owners": torch.tensor([s.group for s in self.strands], dtype=torch.int64),

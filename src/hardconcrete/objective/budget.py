@@ -1,7 +1,8 @@
 """A budget: the price of every gate follows what is delivered, until that is what was asked for."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -267,15 +268,21 @@ class Budget:
 
     def _own(self, is_open: Tensor) -> Tensor:
         """The cost of each unit, all others as they are, in bands of its limit."""
-        slopes = [
-            torch.func.grad(lambda gates, c=c: c.expected(self.gated, gates))(is_open)
-            for c in self.constraints
-        ]
+        slopes = [_slope(partial(c.expected, self.gated), is_open) for c in self.constraints]
         return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
 
 
 STATE = ("start", "log_scale", "steps", "past")
 """What changes in training, or depends on its beginning."""
+
+
+def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """A gradient: autograd takes half of the time, and cannot be compiled here."""
+    if torch.compiler.is_compiling():
+        return torch.func.grad(function)(at)  # type: ignore[no-any-return]
+    with torch.enable_grad():
+        at = at.detach().requires_grad_()
+        return torch.autograd.grad(function(at), at)[0]
 
 
 def _priced(probability: Tensor, price: Tensor) -> Tensor:
