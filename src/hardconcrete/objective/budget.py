@@ -14,7 +14,7 @@ from hardconcrete.gating import GatedModel
 from hardconcrete.objective.constraint import Limit, constraints, delivered
 
 BAND = 0.02
-"""How far below its limit a delivered cost may stay, as a part of it, and half a unit more."""
+"""How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
 
 STRONGEST = 4.0
 """The largest price, in scales."""
