@@ -1,16 +1,16 @@
 """To be tested: what is left of a wide network under a budget is faster on a GPU, not only smaller.
 
 Networks with the widths of finished runs and any weights, since the clock does not look at those;
-each against the dense one in turn, bfloat16, replayed as a CUDA graph, in its faster layout. With
-convolutions that cuDNN chooses by its rules, with the fastest it finds by trying, and compiled.
+each against the dense one in turn, bfloat16, replayed as a CUDA graph, in its faster layout; and
+compiled. cuDNN takes the fastest convolution that it finds by trying or, with ``--by-rules``, what
+its rules say: a process is for one of the two, since torch remembers what was chosen first.
 
-    python benchmarks/wide_latency.py results/wide/*budget*/record.json [--out FILE]
+    python benchmarks/wide_latency.py results/wide/*budget*/record.json [--by-rules] [--out FILE]
 """
 
 import argparse
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +40,19 @@ def left_of(network: str, units: Sequence[int]) -> nn.Module:
     return cut_to(hc.attach_gates(dense, torch.randn(2, 3, 32, 32), include="*.conv1"), units)
 
 
-def tried(benchmark: bool) -> AbstractContextManager[None]:
-    """Whether cuDNN tries all it has for a convolution, or chooses by its rules."""
-    return torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=True)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def timed(dense: nn.Module, small: nn.Module, batch: int, device: torch.device) -> dict[str, Any]:
-    """Milliseconds of both, by what chooses the kernels."""
+    """Milliseconds of both, as they are and compiled."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     images = torch.randn(batch, 3, 32, 32, device=device, dtype=dtype)
     models = [model.to(device, dtype) for model in (dense, small)]
-    found: dict[str, Any] = {}
-    for words, benchmark in (("chosen by rules", False), ("chosen by trying", True)):
-        with tried(benchmark):
-            pair = [Replayed(model) for model in models]
-            (time,) = hc.measure(*pair, images, batches=[batch], layouts=LAYOUTS).latencies
-        found[words] = round(time.before_ms, 4), round(time.after_ms, 4)
+    pair = [Replayed(model) for model in models]
+    (eager,) = hc.measure(*pair, images, batches=[batch], layouts=LAYOUTS).latencies
     last = [model.to(memory_format=torch.channels_last) for model in models]  # type: ignore[call-overload]
-    with tried(True):
-        pair = [Replayed(torch.compile(model, dynamic=False)) for model in last]  # type: ignore[arg-type]
-        laid_out = images.contiguous(memory_format=torch.channels_last)
-        (time,) = hc.measure(*pair, laid_out, batches=[batch], layouts=LAYOUTS[1:]).latencies
-    found["compiled"] = round(time.before_ms, 4), round(time.after_ms, 4)
-    return found
+    pair = [Replayed(torch.compile(model, dynamic=False)) for model in last]  # type: ignore[arg-type]
+    laid_out = images.contiguous(memory_format=torch.channels_last)
+    (compiled,) = hc.measure(*pair, laid_out, batches=[batch], layouts=LAYOUTS[1:]).latencies
+    found = {"eager": eager, "compiled": compiled}
+    return {how: (round(t.before_ms, 4), round(t.after_ms, 4)) for how, t in found.items()}
 
 
 def main() -> None:
@@ -70,11 +60,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("--round-to", type=int, default=1, help="widths up to multiples of this")
+    parser.add_argument("--by-rules", action="store_true", help="cuDNN does not try convolutions")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 128])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, rows = choose_device(arguments.device), []
+    torch.backends.cudnn.benchmark = not arguments.by_rules
     for path in arguments.records:
         record = json.loads(path.read_text())
         network, units = record["settings"]["network"], record["result"]["units"]
@@ -88,7 +80,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if arguments.out:
-        record = {"environment": environment(device), "rows": rows}
+        chosen = "by rules" if arguments.by_rules else "by trying"
+        record = {"environment": environment(device), "convolutions": chosen, "rows": rows}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
