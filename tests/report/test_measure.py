@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,7 @@ import hardconcrete as hc
 from hardconcrete.cost import Count, count, timing
 from hardconcrete.cost.timing import WARMUP
 from hardconcrete.errors import ArgumentError
-from hardconcrete.report.measure import Latency, Report, measure
+from hardconcrete.report.measure import Latency, Report, _by_rules, measure
 
 
 class Clock:
@@ -216,6 +217,20 @@ def test_the_table_names_what_the_macs_lack() -> None:
     lacking = Count(1, 1, 1, 1, ("aten._fft_r2c",))
     lines = str(small_report(before=lacking, after=lacking)).splitlines()
     assert lines[-2] == "The MACs lack those of aten._fft_r2c."
+
+
+def test_convolutions_that_cudnn_chose_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's default; it took all that a GPU would have gained from a small network."""
+    nets = nn.Conv2d(1, 2, 3), mlp(4, 3, 2)
+    on_cpu, on_gpu = [torch.device("cpu")], [torch.device("cuda", 0)]
+    assert _by_rules(on_gpu, nets)
+    assert not _by_rules(on_cpu, nets)
+    assert not _by_rules(on_gpu, nets[1:])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert not _by_rules(on_gpu, nets)
+    report = measure(nets[1], nets[1], ROWS, repeats=2)
+    assert "cudnn.benchmark = True" not in str(report)
+    assert "cudnn.benchmark = True" in str(replace(report, by_rules=True))
 
 
 def test_for_json() -> None:

@@ -25,6 +25,11 @@ from hardconcrete.gating.swap import is_swapped
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 """Ways to lay out images and the weights of convolutions in memory."""
 
+BY_RULES = (
+    "cuDNN chose the convolutions by its rules, which suit common widths: small models may be far "
+    "faster\nwith torch.backends.cudnn.benchmark = True from the start of the process."
+)
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -69,6 +74,7 @@ class Report:
         repeats: timed calls behind each latency.
         layouts: the layouts that were tried.
         device: where the clock ran.
+        by_rules: whether cuDNN chose convolutions by its rules instead of trying them.
 
     Example:
         >>> latency = Latency(64, 3.0, 1.5, (2.9, 3.2), (1.4, 1.6))
@@ -92,6 +98,7 @@ class Report:
     repeats: int
     layouts: tuple[str, ...] = ("contiguous",)
     device: str = "cpu"
+    by_rules: bool = False
 
     def speedup(self, batch: int) -> float:
         """How many times faster the model is after, at one of the batch sizes measured."""
@@ -182,6 +189,7 @@ def measure(
         repeats=repeats,
         layouts=tuple(dict.fromkeys(chain(*(each.copies for each in timed)))),
         device=_words(devices[0]),
+        by_rules=_by_rules(devices, models),
     )
 
 
@@ -261,6 +269,12 @@ def _has_images(model: nn.Module) -> bool:
     """By weights, since exported graphs have no layers; channels_last cannot hold volumes."""
     dims = {tensor.dim() for tensor in chain(model.parameters(), model.buffers())}
     return 4 in dims and 5 not in dims
+
+
+def _by_rules(devices: Iterable[torch.device], models: Iterable[nn.Module]) -> bool:
+    """Whether convolutions ran on a GPU and cuDNN was not asked to try what it has for them."""
+    on_gpu = any(device.type == "cuda" for device in devices)
+    return on_gpu and any(map(_has_images, models)) and not torch.backends.cudnn.benchmark
 
 
 def _laid_out(inputs: Inputs, name: str) -> Inputs:
@@ -343,4 +357,5 @@ def _notes(report: Report) -> list[str]:
         *([f"The MACs lack those of {', '.join(missing)}."] if missing else []),
         f"Of the {_times(report.promise)} that the MACs promise, the clock shows "
         f"{' and '.join(shares)}.",
+        *([BY_RULES] if report.by_rules else []),
     ]
