@@ -90,6 +90,8 @@ def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
         ({"variant": "budget", "warmup": 0.0}, "--warmup 0.0 must be a part of the training"),
         ({"macs": 0.3}, "--macs 0.3 must be a part of the multiply-adds, for --variant budget"),
         ({"variant": "budget", "macs": 0.0}, "--macs 0.0 must be a part of the multiply-adds"),
+        ({"params": 0.3}, "--params 0.3 must be a part of the parameters, for --variant budget"),
+        ({"variant": "budget", "params": 1.5}, "--params 1.5 must be a part of the parameters"),
         ({"variant": "budget", "lam": 0.001}, "--lam 0.001 must .* is for --variant l0"),
         ({"variant": "dense", "gate_lr": 0.1}, "--gate-lr 0.1 must .* is for gates"),
         ({"variant": "dropout", "shrink": 3}, "--shrink 3 must .* is for gates"),
@@ -120,6 +122,20 @@ def test_a_record_names_what_a_variant_does_not_use(settings: dict, name: str) -
     assert (told["lam"], told["macs"]) == (0.001, 0.5)
     again = WideExperiment.of(told)
     assert (again.name, again.settings()) == (name, told)
+
+
+def test_a_budget_of_parameters_alone_and_beside_multiply_adds() -> None:
+    alone = small(variant="budget", params=0.3)
+    assert alone.name == "wrn-10-1-cifar10-budget-params0.3-seed0"
+    assert alone.settings()["macs"] is None
+    assert WideExperiment.of(alone.settings()) == alone
+    both = small(variant="budget", macs=0.6, params=0.3)
+    assert both.told == ["0.6", "params 0.3"]
+    budget = wide_learner(both, 50_000, CPU).budget
+    assert budget is not None
+    targets = [each.limit / each.dense for each in budget.constraints]
+    assert 0.27 - 1e-9 <= min(targets) < 0.3
+    assert 0.54 - 1e-9 <= max(targets) < 0.6
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 200])

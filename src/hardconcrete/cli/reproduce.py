@@ -222,8 +222,11 @@ def reproduce_wrn(
     macs: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Part of the multiply-adds, for budget; 0.5 if not told."
+            min=0.0, max=1.0, help="Part of the multiply-adds, for budget; 0.5 if none is told."
         ),
+    ] = None,
+    params: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Part of the parameters, for budget.")
     ] = None,
     gate_lr: Annotated[
         float | None, typer.Option(help="Gates in Adam at this rate, outside the schedule.")
@@ -260,8 +263,8 @@ def reproduce_wrn(
         from hardconcrete.paper.wide_run import run_wide
 
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
-        setting: Any = {"lam": lam, "macs": macs, "gate_lr": gate_lr, "seed": seed}
-        flags: Any = {"epochs": epochs, "faithful": faithful, "validate": validate}
+        setting: Any = {"lam": lam, "macs": macs, "params": params, "gate_lr": gate_lr}
+        flags: Any = {"seed": seed, "epochs": epochs, "faithful": faithful, "validate": validate}
         flags |= {"noise": noise, "shrink": shrink, "warmup": warmup}
         experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
@@ -272,10 +275,10 @@ def reproduce_wrn(
             return
         table = Table("test error", "as trained last", "MACs", "parameters", "images/s", "s")
         share = f"{result.macs[0] / 1e6:,.0f}M ({result.macs[0] / result.macs[1]:.1%})"
-        params = f"{result.params[0] / 1e6:.2f}M ({result.params[0] / result.params[1]:.1%})"
+        weights = f"{result.params[0] / 1e6:.2f}M ({result.params[0] / result.params[1]:.1%})"
         errors = f"{result.error:.2f}%", f"{result.raw_error:.2f}%"
         rates = f"{result.images_per_second:,.0f}", f"{result.seconds:.0f}"
-        table.add_row(*errors, share, params, *rates)
+        table.add_row(*errors, share, weights, *rates)
         Console().print(table)
 
 

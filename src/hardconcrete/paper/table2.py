@@ -44,13 +44,13 @@ class Run:
     def row(self) -> tuple[str, str]:
         """The row of the table it belongs to: its network and its setting."""
         one = self.experiment
-        told = {"l0": f" {one.price:g}", "budget": f" {one.limit:g}"}.get(one.variant, "")
-        marks = [*[", faithful"] * one.faithful, *[", noise"] * one.noise]
+        marks = [*["faithful"] * one.faithful, *["noise"] * one.noise]
         for mark, value in (("gates", one.gate_lr), ("warm-up", one.warmup)):
             if value is not None:
-                marks.append(f", {mark} {value:g}")
-        marks += [f", shrink {one.shrink}"] * bool(one.shrink)
-        return one.network, "".join([one.variant, told, *marks])
+                marks.append(f"{mark} {value:g}")
+        marks += [f"shrink {one.shrink}"] * bool(one.shrink)
+        variant = " ".join([one.variant, *one.told[:1]])
+        return one.network, ", ".join([variant, *one.told[1:], *marks])
 
 
 def finished(runs: Path) -> list[Run]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
+from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import PreActResNet, ResNet, WideResNet
@@ -46,7 +47,9 @@ class WideExperiment:
         variant: ``"dense"``, ``"dropout"`` at 0.3, ``"l0"``, or ``"budget"``.
         network: ``"wrn-28-10"`` or another depth and width, ``"resnet-110"``, ``"preact-110"``.
         lam: lambda times N, for ``"l0"`` alone; 0.001 if None.
-        macs: the part of the dense multiply-adds to keep, for ``"budget"`` alone; half if None.
+        macs: the part of the dense multiply-adds to keep, for ``"budget"`` alone; half if neither
+            this nor the next is told.
+        params: the part of the dense parameters to keep, likewise.
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         warmup: the part of the training in which a budget comes down; a tenth if None.
@@ -66,6 +69,7 @@ class WideExperiment:
     network: str = "wrn-28-10"
     lam: float | None = None
     macs: float | None = None
+    params: float | None = None
     gate_lr: float | None = None
     warmup: float | None = None
     seed: int = 0
@@ -86,10 +90,14 @@ class WideExperiment:
             raise ArgumentError(
                 f"--lam {self.lam} must not be negative or infinite, and is for --variant l0"
             )
-        if self.macs is not None and not (self.variant == "budget" and 0 < self.macs <= 1):
-            raise ArgumentError(
-                f"--macs {self.macs} must be a part of the multiply-adds, for --variant budget"
-            )
+        for name, part, of in (
+            ("macs", self.macs, "multiply-adds"),
+            ("params", self.params, "parameters"),
+        ):
+            if part is not None and not (self.variant == "budget" and 0 < part <= 1):
+                raise ArgumentError(
+                    f"--{name} {part} must be a part of the {of}, for --variant budget"
+                )
         has_gates = self.variant in ("l0", "budget")
         if self.gate_lr is not None and not (has_gates and 0 < self.gate_lr < math.inf):
             raise ArgumentError(
@@ -127,7 +135,7 @@ class WideExperiment:
             >>> WideExperiment(variant="budget").settings()["macs"]
             0.5
         """
-        return {**asdict(self), "lam": self.price, "macs": self.limit}
+        return {**asdict(self), "lam": self.price, "macs": self.limits.get("macs")}
 
     @property
     def price(self) -> float:
@@ -135,9 +143,18 @@ class WideExperiment:
         return LAM if self.lam is None else self.lam
 
     @property
-    def limit(self) -> float:
-        """What a budget leaves, as a part of the dense multiply-adds."""
-        return MACS if self.macs is None else self.macs
+    def limits(self) -> dict[str, float]:
+        """What a budget leaves, as parts of what the dense network has."""
+        given = {"macs": self.macs, "params": self.params}
+        return {cost: part for cost, part in given.items() if part is not None} or {"macs": MACS}
+
+    @property
+    def told(self) -> list[str]:
+        """What makes two rows of a variant differ, in words."""
+        if self.variant == "budget":
+            marks = {"macs": "", "params": "params "}
+            return [f"{marks[cost]}{part:g}" for cost, part in self.limits.items()]
+        return [f"{self.price:g}"] if self.variant == "l0" else []
 
     @property
     def classes(self) -> Literal[10, 100]:
@@ -152,7 +169,7 @@ class WideExperiment:
             >>> WideExperiment(network="wrn-10-1", seed=3).name
             'wrn-10-1-cifar10-l0-0.001-seed3'
         """
-        setting = {"l0": [f"{self.price:g}"], "budget": [f"{self.limit:g}"]}.get(self.variant, [])
+        setting = [each.replace(" ", "") for each in self.told]
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
         if self.warmup is not None:
@@ -210,32 +227,36 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     if experiment.variant == "budget":
         warmup = WARMUP if experiment.warmup is None else experiment.warmup
         steps = round(3 * warmup * experiment.epochs * (examples // recipe["batch_size"]))
-        penalties.append(_budget(gated, experiment.limit, max(3, steps)))
+        penalties.append(_budget(gated, experiment.limits, max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
     recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
     return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
 
 
-def _budget(gated: hc.GatedModel, limit: float, steps: int) -> hc.Budget:
+def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Budget:
     """A budget that leaves room for filling groups up."""
-    target = limit - min(_filling(gated), 0.1 * limit)
+    room = _filling(gated)
+    targets: Any = {cost: part - min(room[cost], 0.1 * part) for cost, part in limits.items()}
     try:
-        return hc.Budget(gated, macs=target, steps=steps)
+        return hc.Budget(gated, **targets, steps=steps)
     except ArgumentError as error:
+        given = " and ".join(f"--{cost} {part:g}" for cost, part in limits.items())
+        aims = " and ".join(f"{target:.3g}" for target in targets.values())
         raise ArgumentError(
-            f"--macs {limit:g} is too small: training aims at {target:.3g}, so that widths can be "
+            f"{given} is too small: training aims at {aims}, so that widths can be "
             f"filled up to multiples of {ROUND_TO}, and {error}"
         ) from error
 
 
-def _filling(gated: hc.GatedModel) -> float:
-    """What filling a group up to a multiple costs on average, as a part of the multiply-adds."""
+def _filling(gated: hc.GatedModel) -> dict[str, float]:
+    """What filling a group up to a multiple costs on average, as a part of each cost."""
     fewer = torch.ones(len(gated.gates.log_alpha), device=gated.gates.log_alpha.device)
     for group in gated.groups:
         fewer[group.start : group.start + ROUND_TO // 2] = 0
     ledger = gated.ledger
-    return 1 - (ledger.cost(fewer)[1] / ledger.dense[1]).item()
+    parts = 1 - ledger.cost(fewer) / ledger.dense
+    return dict(zip(KINDS, parts.tolist(), strict=True))
 
 
 def _first_convolutions(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -179,7 +179,8 @@ def _examined(
     hc.recalibrate(averaged, batches)
     small, units = averaged, tuple[int, ...]()
     if learner.budget is not None:
-        limit = hc.Budget(averaged, macs=experiment.limit)
+        limits: Any = experiment.limits
+        limit = hc.Budget(averaged, **limits)
         small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
         hc.recalibrate(small, batches)  # other units than the readout's may be open
         left = hc.CompactionPlan.of(small).groups
