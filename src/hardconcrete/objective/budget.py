@@ -20,7 +20,7 @@ STRONGEST = 4.0
 """The largest price, in scales."""
 
 GAIN = 0.05
-"""How fast the logarithm of a scale follows the error, per step."""
+"""How fast the logarithm of a scale follows the error, per step; faster in a shorter warm-up."""
 
 PATIENCE = 0.1
 """What is left of that while gates are falling."""
@@ -64,6 +64,7 @@ class Budget:
     exceed the limit is not asked back.
     The logarithm of the scale grows by GAIN * e above the target, after the warm-up by GAIN * BAND
     at least; during the warm-up it falls below the band. So the scale of the loss does not matter.
+    In a warm-up of less than 1,000 steps it grows faster, by the root of how much shorter that is.
     While some of the open gates are falling it hardly grows: they need time to arrive, and a larger
     price would take all others along, needed or not.
 
@@ -71,8 +72,9 @@ class Budget:
 
     Args:
         gated: the model; its gates should be able to travel: learning rate times steps well above
-            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)``. Let them
-            start nearly open, with ``droprate=0.1``: 0.5 is a heavy noise for a residual network.
+            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)`` in some
+            thousand steps; ``check_run`` tells. Let them start nearly open, with ``droprate=0.1``:
+            0.5 is a heavy noise for a residual network.
         macs: multiply-adds. A float up to 1 is a fraction of the dense total, of which the part
             that is not gated is a part; an int is absolute, for the examples that the gates were
             attached with.
@@ -80,7 +82,7 @@ class Budget:
         weight_bytes: memory of parameters and buffers, likewise.
         latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them, which
             also takes the batch size.
-        units: open gates of all groups together, or by name: ``{"conv1": 10, "fc1": 0.2}``.
+        units: open gates of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
         steps: length of the training: the target comes down during the first third of it. Without
             it, during the first 1,000 steps.
 
@@ -124,9 +126,11 @@ class Budget:
         self.gated = gated
         self.constraints = constraints(gated, limits, units, latency_ms)
         self.warmup = WARMUP if steps is None else steps // 3
+        self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
         log_alpha = gated.gates.log_alpha.detach()
         many = len(self.constraints)
         self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
+        self._terms = torch.tensor([[c.limit, c.dense, self.warmup] for c in self.constraints])
         self._start = torch.maximum(self._delivered(self._open()), self._limits)
         self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
@@ -156,7 +160,7 @@ class Budget:
         above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
         above = above * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
         change = above + (error + BAND).clamp(max=0) * ~late
-        self._log_scale.add_(steps * GAIN * change).clamp_(-20.0, 20.0)
+        self._log_scale.add_(steps * self._gain * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
@@ -176,6 +180,10 @@ class Budget:
         costs = [c.expected(self.gated, probability) for c in self.constraints]
         return self._by_name(torch.stack(costs))
 
+    def _steps_to_come(self) -> int:
+        """Until the target has come down to the limits."""
+        return max(0, self.warmup - int(self._steps))
+
     def price(self) -> dict[str, float]:
         """What multiplies the expected cost: the highest price of a gate that is open."""
         self._keep_up()
@@ -191,7 +199,7 @@ class Budget:
         delivered, expected, target = self.delivered(), self.expected(), self.target()
         return "\n".join(
             f"{c.words}: {delivered[c.name]:.1%} delivered, {expected[c.name]:.1%} expected, "
-            f"budget {target[c.name]:.1%} of {c.dense:,.{0 if c.dense >= 100 else 2}f}"
+            f"budget {target[c.name]:.1%} of {c.dense:,.{0 if c.dense == int(c.dense) else 2}f}"
             for c in self.constraints
         )
 
@@ -206,6 +214,12 @@ class Budget:
             own = getattr(self, f"_{name}")
             if getattr(state.get(name), "shape", None) != own.shape:
                 raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
+        terms = state["terms"].to(self._terms)
+        if not torch.allclose(terms, self._terms):
+            here = _in_words(self._terms)
+            raise ArgumentError(
+                f"this is the state of another budget: {_in_words(terms)}; here {here}"
+            )
         for name in STATE:
             getattr(self, f"_{name}").copy_(state[name])
         self._begin()
@@ -272,8 +286,13 @@ class Budget:
         return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
 
 
-STATE = ("start", "log_scale", "steps", "past")
-"""What changes in training, or depends on its beginning."""
+STATE = ("start", "log_scale", "steps", "past", "terms")
+"""What changes in training or depends on its beginning, and what it is a budget of."""
+
+
+def _in_words(terms: Tensor) -> str:
+    limits = " and ".join(f"{limit:,.6g} of {dense:,.6g}" for limit, dense, _ in terms.tolist())
+    return f"{limits} within {terms[0, 2]:,.0f} steps"
 
 
 def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

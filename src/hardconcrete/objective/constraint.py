@@ -128,6 +128,8 @@ def _latency(gated: GatedModel, limit: float) -> Constraint:
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:
     """A limit in the unit of its cost."""
+    if isinstance(limit, Mapping):
+        raise ArgumentError(f"{name}={limit!r}: what is limited by group are units={{name: limit}}")
     if isinstance(limit, bool) or not isinstance(limit, Real) or not math.isfinite(limit):
         raise ArgumentError(f"{name}={limit!r} must be a fraction such as 0.5, or a whole number")
     limit = int(limit) if isinstance(limit, Integral) else float(limit)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,6 +18,9 @@ Method = Literal["l0", "dense", "dropout", "budget"]
 
 GATE_LR = 1e-2
 """Learning rate of the gates where a budget moves them."""
+
+LAG = 20
+"""Their average reaches back at most over one in so many steps: it must have arrived with them."""
 
 QUIRKS = {
     "clamp": "log alpha is kept within log 100 of 0 after each step",
@@ -179,8 +182,9 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     )
     if experiment.method == "budget":
         gated = with_gates(network, device)
-        steps = experiment.epochs * (examples // recipe.batch_size)
-        budget = hc.Budget(gated, steps=max(3, steps), **experiment.limits)
+        steps = max(3, experiment.epochs * (examples // recipe.batch_size))
+        budget = hc.Budget(gated, steps=steps, **experiment.limits)
+        recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
         return Learner(f"seed {seed}", seed, gated, recipe, budget)
     if experiment.method != "l0":
         rates = network.droprate if experiment.method == "dropout" else {}
