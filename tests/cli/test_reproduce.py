@@ -4,6 +4,7 @@ import builtins
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hardconcrete.cli import app
@@ -49,6 +50,7 @@ def test_lists_take_their_values_at_once(trained: list[tuple[Experiment, dict]])
     assert result.exit_code == 0, result.output
     experiment, where = trained[0]
     assert experiment == Experiment("mlp", (0.1, 0.5, 5.0), (0, 1, 2), 3, validate=True)
+    assert where.pop("say") is typer.echo
     assert where == {"out": Path("runs"), "data": None, "device": "auto", "resume": False}
     assert "266-88-33" in result.stdout
     assert result.stdout.count("219-214-100") == 3

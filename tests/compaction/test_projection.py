@@ -1,5 +1,6 @@
 """Compaction within a budget: never above it, and nothing is shut that would still fit."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from hardconcrete.paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense
 from tests.exactness import apart, at_random, outputs
 from tests.zoo import GATED, Entry, gated_network
+
+ABOVE = "the training ended above its budget"
+pytestmark = pytest.mark.filterwarnings(f"ignore:{ABOVE}")
 
 
 def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
@@ -237,3 +241,23 @@ def test_one_multiply_add_too_many_of_billions_is_too_many() -> None:
     assert dense > 10**9
     small = hc.compact(gated, budget=hc.Budget(gated, macs=dense - 1))
     assert hc.count(small, images).macs < dense
+
+
+def test_a_training_that_ended_above_its_budget_is_said() -> None:
+    gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 2)), torch.zeros(1, 4))
+    nn.init.constant_(gated.gates.log_alpha, 5.0)
+    words = rf"{ABOVE}, with 100.0% of the MACs instead of 50.0%: .* hc.check_run"
+    with pytest.warns(hc.HardConcreteWarning, match=words):
+        hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+    gated.gates.log_alpha.data[:25] = -5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+        hc.pareto(gated, [0.25], lambda _: 0.0, repeats=0)  # as ranked: that is meant
+
+
+def test_a_budget_that_one_block_of_each_group_exceeds() -> None:
+    gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 2)), torch.zeros(1, 4))
+    budget = hc.Budget(gated, macs=0.1)
+    with pytest.raises(CompactionError, match=r"raise the budget, or lower round_to$"):
+        hc.compact(gated, budget=budget, round_to=16)

@@ -451,6 +451,7 @@ def test_a_prior_for_every_gate_must_be_built_anew() -> None:
         penalty()
 
 
+@pytest.mark.filterwarnings("ignore:the training ended above its budget")
 @pytest.mark.parametrize(
     "limits", [{"macs": 0.4, "params": 0.5}, {"units": 0.6}, {"units": {"conv2": 4, "fc1": 0.5}}]
 )

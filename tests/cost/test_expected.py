@@ -17,6 +17,7 @@ from tests.exactness import at_random
 from tests.zoo import GATED, Entry, gated_network
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
+pytestmark = pytest.mark.filterwarnings("ignore:the network has collapsed")
 
 
 def counted(gated: hc.GatedModel) -> list[int]:

@@ -271,6 +271,7 @@ def test_copies(name: str, again: Callable[[hc.GatedModel], hc.GatedModel]) -> N
     torch.manual_seed(3)
     assert torch.equal(other(x), expected)
     other.gates.log_alpha.data.fill_(-9.0)
+    other.gates.log_alpha.data[0] = 9.0
     assert not torch.equal(other.eval()(x), gated.eval()(x))
     assert hc.compact(other) is not None
 

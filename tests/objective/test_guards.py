@@ -323,6 +323,18 @@ def test_a_budget_whose_gates_cannot_get_there() -> None:
     assert hc.check_run(budget, sgd, 1_000)[0].shut == 4  # its price may grow as it must
 
 
+def test_a_target_that_is_not_down_when_the_run_ends() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=0.1))
+    budget = hc.Budget(gated, macs=0.5)
+    with pytest.warns(HardConcreteWarning, match=r"1,000 steps, and there are 300\. .* steps=300"):
+        hc.check_run(budget, quick, 300)
+    hc.check_run(hc.Budget(gated, macs=0.5, steps=300), quick, 300)
+    for _ in range(700):
+        budget.step()
+    hc.check_run(budget, quick, 300)  # the rest of a run that was told 1,000
+
+
 def test_a_collapse_is_seen_after_shrinking() -> None:
     model = nn.Sequential(nn.Linear(4, 500), nn.ReLU(), nn.Linear(500, 2))
     gated = hc.attach_gates(model, torch.zeros(2, 4))

@@ -16,6 +16,8 @@ from hardconcrete.paper.wide_run import WideResult, run_wide
 from tests.paper.test_table1 import RESULTS, interrupt
 from tests.paper.test_wide import small
 
+pytestmark = pytest.mark.filterwarnings("ignore:the training ended above its budget")
+
 
 @pytest.mark.parametrize(
     "experiment",

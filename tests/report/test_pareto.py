@@ -60,6 +60,8 @@ def test_refused(gated: hc.GatedModel) -> None:
         hc.pareto(gated, [], lambda _: 0.0)
     with pytest.raises(ArgumentError, match="pareto needs fractions"):
         hc.pareto(gated, 0.5, lambda _: 0.0)
+    with pytest.raises(ArgumentError, match="'half' is no fraction of the dense multiply-adds"):
+        hc.pareto(gated, ["half"], lambda _: 0.0)
     with pytest.raises(ArgumentError, match="repeats=1 must be 0, or at least 2"):
         hc.pareto(gated, [0.5], lambda _: 0.0, repeats=1)
     with pytest.raises(ArgumentError, match="a float is a fraction"):

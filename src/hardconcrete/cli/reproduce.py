@@ -87,7 +87,7 @@ def reproduce_row(
         else:
             lams, settings = (), {**settings, **limits, "method": "budget"}
         experiment = Experiment(network, lams, tuple(seeds), **settings)
-        show_results(experiment, run(experiment, **where))
+        show_results(experiment, run(experiment, **where, say=typer.echo))
 
 
 def show_results(experiment: "Experiment", results: "list[Result]") -> None:
@@ -102,7 +102,8 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     table.columns[1].no_wrap = True
     table.columns[1].min_width = max(len(row) for row in ("units left", *units_of(results)))
     for row, units in zip(results, units_of(results), strict=True):
-        flops = (row.expected_flops, row.delivered_flops, row.dense_flops)
+        kept = row.small_flops if experiment.method == "budget" else row.delivered_flops
+        flops = (row.expected_flops, kept, row.dense_flops)
         counts = (f"{count / 1000:,.0f}k" for count in flops)
         table.add_row(f"seed {row.seed}", units, f"{row.error:.2f}%", *counts, f"{row.seconds:.0f}")
     if experiment.lam in network.rows:

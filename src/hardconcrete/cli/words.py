@@ -34,6 +34,8 @@ def refuse_both(lam: bool, macs: float | None, params: float | None) -> None:
     """A lambda says how much a unit costs, a budget what all of them may."""
     if lam and not macs is params is None:
         raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
+    if 0 in (macs, params):
+        raise ArgumentError("a budget of nothing leaves nothing: --macs and --params are above 0")
 
 
 class ManyValues(TyperCommand):

@@ -1,6 +1,7 @@
 """Compaction: plan, then apply, then prove."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,9 +16,11 @@ from hardconcrete.compaction.planning import make_plan, ungated
 from hardconcrete.compaction.projection import kept, projected
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.verify import difference, first_difference
-from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective import Budget
+from hardconcrete.objective.budget import BAND
+from hardconcrete.objective.constraint import delivered
 
 Form = Literal["auto", "module", "graph"]
 
@@ -48,7 +51,8 @@ def compact(
             small model then takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given``
             says which are kept. Otherwise the layer selects them itself.
         budget: never exceed its limits, and leave nothing shut that would still fit: the least
-            certain units are shut, the likeliest come back with their mean E[z]. The result is then
+            certain units are shut, the likeliest come back with their mean E[z], and you are warned
+            if the training ended more than 2% above it. The result is then
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
@@ -77,7 +81,10 @@ def compact(
     as_read = budget is None and round_to == 1
     if not as_read and min_units != 1:
         raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
+    _look_at(gated)
     values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
+    if budget is not None:
+        _look_above(gated, budget)
     dense = expanded(gated)
     plain = ungated(dense)
     least = min_units if as_read else kept(gated, round_to)
@@ -93,6 +100,37 @@ def compact(
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
     why = "; ".join(dict.fromkeys(failures))
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
+
+
+def _look_at(gated: GatedModel) -> None:
+    """Refuse what is no number, and say where nothing is left."""
+    by_group = gated.by_group(gated.gates.log_alpha.detach())
+    broken = [name for name, own in by_group.items() if own.isnan().any()]
+    if broken:
+        raise CompactionError(
+            f"log_alpha is not a number in {', '.join(broken)}: go back to the last checkpoint"
+        )
+    if not gated.gates.readout().any():
+        _warn("the network has collapsed: no gate is open; what is left was never trained alone")
+
+
+def _look_above(gated: GatedModel, budget: Budget) -> None:
+    """Say where units are shut that the network was trained with, by more than a budget's band."""
+    is_open = (gated.gates.readout().detach() > 0).double()
+    costs = delivered(gated, budget.constraints, is_open).tolist()
+    for limit, cost in zip(budget.constraints, costs, strict=True):
+        target = limit.limit / limit.dense
+        if cost > (1 + BAND) * target:
+            _warn(
+                f"the training ended above its budget, with {cost:.1%} of the {limit.words} "
+                f"instead of {target:.1%}: units are shut now that the network still uses. Train "
+                "longer, or with a larger learning rate of the gates; hc.check_run says before the "
+                "first step how far they get"
+            )
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, HardConcreteWarning, stacklevel=4)
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:

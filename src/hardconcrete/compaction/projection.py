@@ -97,7 +97,7 @@ class _Fits:
     """Whether limits hold for what compaction leaves of open gates."""
 
     def __init__(self, gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> None:
-        self.gated, self.limits = gated, limits
+        self.gated, self.limits, self.round_to = gated, limits, round_to
         none = torch.zeros(len(gated.gates.log_alpha), dtype=torch.bool)
         groups = gated.groups if kept(gated, round_to) > 1 else ()  # one is counted anyway
         first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
@@ -127,8 +127,8 @@ def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
     least, most = 0, len(opened)
     if not fits(_without(is_open, opened)):
         raise CompactionError(
-            "the budget cannot be kept: with one block of each group it is exceeded still; "
-            "lower round_to, or raise the budget"
+            "the budget cannot be kept: with one block of each group it is exceeded still; raise "
+            f"the budget{', or lower round_to' * (fits.round_to > 1)}"
         )
     while least < most:
         middle = (least + most) // 2

@@ -67,7 +67,7 @@ def check_run(
     Args:
         penalty: as it will be used, its schedule of lambda included. A budget raises its price as
             far as it must: what limits gates is the learning rate of Adam and its kin, or under SGD
-            how fast the price grows.
+            how fast the price grows; and its target must be down when the run ends.
         optimizer: SGD, or Adam and its kin, with its learning rates.
         steps: of the optimiser, in the whole run.
         schedule: a factor on the learning rate by step, as for ``LambdaLR``.
@@ -135,7 +135,15 @@ def _check_budget(
 
     ends = now - motion.rate * pace if motion.normalised else pushed(budget, motion, steps, factor)
     reaches = _reaches(gated, ends, edge)
-    if not meets(now) and not meets(ends):
+    if meets(now):
+        return reaches
+    to_come = budget._steps_to_come()
+    if to_come > steps:
+        _warn(
+            f"this run cannot meet its budget: the target comes down in {to_come:,} steps, and "
+            f"there are {steps:,}. Tell the budget: hc.Budget(..., steps={steps})"
+        )
+    if not meets(ends):
         low, high = 0.0, float((now - edge).max())
         for _ in range(30):
             middle = (low + high) / 2

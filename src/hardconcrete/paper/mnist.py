@@ -1,6 +1,7 @@
 """Training an experiment on MNIST, from its first step to the one look at the test set."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.examination import Result, examine
 from hardconcrete.paper.experiment import NETWORKS, Experiment, learner
 from hardconcrete.paper.records import RunFolder, environment
-from hardconcrete.paper.training import train
+from hardconcrete.paper.training import forecast, train
 
 
 def run(
@@ -27,6 +28,7 @@ def run(
     device: str = "auto",
     resume: bool = False,
     sweep: Sweep | None = None,
+    say: Callable[[str], object] = print,
 ) -> list[Result]:
     """Train all seeds of an experiment; its files lie under ``out``.
 
@@ -65,6 +67,9 @@ def run(
     alone = experiment.method == "budget" or experiment.shrink
     stacked = place.type == "cuda" and not alone
     engine = Engine(learners, training, stacked=stacked)
+    told = forecast(learners[0], engine.steps)
+    if told:
+        say(f"note: {told}")
 
     def uncoupled(model: nn.Module) -> dict[str, Any]:
         if not isinstance(model, hc.GatedModel):

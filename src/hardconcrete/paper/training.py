@@ -1,12 +1,16 @@
 """From the last checkpoint to the end of a run, or to the end of the time there is for it."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
 
+import hardconcrete as hc
+from hardconcrete.errors import GateError
 from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.learner import Learner, rank
@@ -51,6 +55,7 @@ def train(
                 for model, loss in zip(models, engine.losses, strict=True)
             ]
             display.update(epoch, statuses)
+            _refuse_nan(epoch, names, engine.losses)
             over = minutes is not None and time.perf_counter() - began > 60 * minutes
             if writes:
                 for learner, model, now in zip(engine.learners, models, statuses, strict=True):
@@ -67,6 +72,33 @@ def train(
             if over and epoch < engine.epochs:
                 return False
     return True
+
+
+def _refuse_nan(epoch: int, names: Sequence[str], losses: Sequence[float]) -> None:
+    """Nothing comes back from there; the last checkpoint is from before."""
+    for name, loss in zip(names, losses, strict=True):
+        if not math.isfinite(loss):
+            raise GateError(
+                f"{name}: the loss of epoch {epoch} is {loss}, and the run stops. Lower a learning "
+                "rate or lambda; the last checkpoint was written before"
+            )
+
+
+def forecast(learner: Learner, steps: int) -> str:
+    """What is known beforehand of how far the gates get in so many steps an epoch; empty if enough.
+
+    A penalty beside a budget carries the decay alone.
+    """
+    recipe = learner.recipe
+    penalty: Any = learner.budget or next(iter(learner.objective.penalties), None)
+    if penalty is None:
+        return ""
+    moves_gates = learner.optimizers[-1 if recipe.gate_lr else 0]
+    falls = None if recipe.gate_lr else lambda step: recipe.rate(step // steps) / recipe.lr
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hc.check_run(penalty, moves_gates, steps * recipe.epochs, falls)
+    return " ".join(str(warning.message) for warning in caught)
 
 
 def is_snapshot(epoch: int, epochs: int) -> bool:

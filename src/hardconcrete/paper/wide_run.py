@@ -2,7 +2,6 @@
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from hardconcrete.paper.latencies import latencies
 from hardconcrete.paper.learner import Learner, rank
 from hardconcrete.paper.mnist import choose_device
 from hardconcrete.paper.records import RunFolder, environment
-from hardconcrete.paper.training import fit, train
+from hardconcrete.paper.training import fit, forecast, train
 from hardconcrete.paper.wide import ROUND_TO, WideExperiment, wide_learner
 
 BATCHES = 100
@@ -124,9 +123,9 @@ def run_wide(
     engine = Engine([learner], training, prepare=prepare)
     to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
-    forecast = _forecast(learner, engine.steps) if experiment.variant == "l0" else ""
-    if forecast and rank() == 0:
-        say(f"note: {forecast}")
+    told = forecast(learner, engine.steps)
+    if told and rank() == 0:
+        say(f"note: {told}")
     sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
     if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
         return None
@@ -145,7 +144,7 @@ def run_wide(
     about = {
         "environment": environment(place),
         "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
-        "forecast": forecast,
+        "forecast": told,
     }
     given = spent, prepare, training, open_test, folder, earlier
     for result in _examined(experiment, engine, *given):
@@ -218,17 +217,6 @@ def _examined(
         experiment, learner, states, (test, few), plain, batches[:FEW_BATCHES]
     )
     yield replace(result, curve=curve, training_curve=training_curve)
-
-
-def _forecast(learner: Learner, steps: int) -> str:
-    """What is known beforehand of how far the penalty takes the gates; empty if far enough."""
-    recipe, (penalty, *_) = learner.recipe, learner.objective.penalties
-    moves_gates = learner.optimizers[-1 if recipe.gate_lr else 0]
-    falls = None if recipe.gate_lr else lambda step: recipe.rate(step // steps) / recipe.lr
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        hc.check_run(penalty, moves_gates, steps * recipe.epochs, falls)  # type: ignore[arg-type]
-    return " ".join(str(warning.message) for warning in caught)
 
 
 def _curves(

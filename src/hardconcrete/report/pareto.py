@@ -1,5 +1,6 @@
 """Many sizes of one trained model: units ranked by their gates, error against cost and latency."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from torch import nn
 from hardconcrete.compaction import compact
 from hardconcrete.cost import count
 from hardconcrete.cost.timing import interleaved, quartiles, wait_for
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective import Budget, recalibrate
 from hardconcrete.report.plots import BLUE, VERMILION, save
@@ -111,11 +112,13 @@ def pareto(
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
-    budgets = [Budget(gated, macs=float(fraction)) for fraction in fractions]
+    budgets = [Budget(gated, macs=_fraction(fraction)) for fraction in fractions]
     known = list(batches)
     models = []
     for budget in budgets:
-        small = compact(gated, budget=budget, round_to=round_to)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the training ended above", HardConcreteWarning)
+            small = compact(gated, budget=budget, round_to=round_to)  # as ranked: that is meant
         if known:
             recalibrate(small, known)
         models.append(small.eval())
@@ -127,6 +130,13 @@ def pareto(
             error = float(evaluate(small))
         points.append(Point(float(fraction), found.macs, found.params, error, ms))
     return Pareto(tuple(points))
+
+
+def _fraction(given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{given!r} is no fraction of the dense multiply-adds") from error
 
 
 def _medians(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:

@@ -1,0 +1,50 @@
+"""What is said before a run, and when it cannot go on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hardconcrete.errors import GateError
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.experiment import Experiment, learner
+from hardconcrete.paper.learner import Learner, Recipe
+from hardconcrete.paper.models import MLP
+from hardconcrete.paper.records import RunFolder
+from hardconcrete.paper.training import forecast, train
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [
+        (Experiment("mlp", (0.1,), epochs=1), "this run cannot prune 3 of 3 groups"),
+        (Experiment("mlp", (0.1,), epochs=200), ""),
+        (Experiment("mlp", (), method="dense", epochs=1), ""),
+        (Experiment("mlp", (), method="budget", macs=0.3, epochs=1), ""),
+    ],
+    ids=lambda given: getattr(given, "name", None),
+)
+def test_what_is_known_before_the_first_step(experiment: Experiment, words: str) -> None:
+    told = forecast(learner(experiment, 0, 30_000, CPU), 300)
+    assert words in told
+    assert bool(words) == bool(told)
+
+
+def test_a_budget_that_its_steps_are_too_few_for() -> None:
+    few = learner(Experiment("mlp", (), method="budget", macs=0.3, epochs=1), 0, 10_000, CPU)
+    assert "cannot meet its budget: in 100 steps the gates move by 1 at most" in forecast(few, 100)
+
+
+def test_a_run_that_lost_its_numbers_stops_in_words(tmp_path: Path) -> None:
+    data = Images(torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.arange(8), "blank")
+    one = Learner("gated", 0, MLP(16, (8, 8)), Recipe(epochs=2, batch_size=4))
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({}, resume=False)
+    engine = Engine([one], data)
+    one.model.fc3.bias.data.fill_(float("nan"))
+    with pytest.raises(GateError, match="gated: the loss of epoch 1 is nan, and the run stops"):
+        train(engine, folder, {}, 1)
+    assert not folder.checkpoint.exists()
