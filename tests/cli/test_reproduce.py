@@ -86,6 +86,7 @@ def test_bad_settings_and_interrupts_are_said_in_words(monkeypatch: pytest.Monke
     ("options", "words"),
     [
         ("--macs 0.3", "--macs 0.3 must be a part of the multiply-adds, for --variant budget"),
+        ("--params 0.3", "--params 0.3 must be a part of the parameters, for --variant budget"),
         ("--variant dense --shrink 3", "--shrink 3 must be a number of epochs"),
         ("--gate-lr 0", "--gate-lr 0.0 must be positive"),
     ],

@@ -176,7 +176,7 @@ def test_the_likeliest_by_the_gates_of_the_paper(lenet: hc.GatedModel) -> None:
     assert kept(hc.compact(gated))["conv2"] == (33,)
 
 
-@pytest.mark.filterwarnings("ignore:the network has collapsed")
+@pytest.mark.filterwarnings("ignore:no gate is open")
 def test_each_group_keeps_its_least_and_no_more_than_it_has() -> None:
     gated = hc.attach_gates(Joined(), torch.randn(3, 4))
     nn.init.constant_(gated.gates.log_alpha, -9.0)

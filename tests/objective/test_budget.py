@@ -301,13 +301,15 @@ def test_a_foreign_state_is_refused() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"macs": 0.5, "steps": 60}, "another budget: 3.6 of 12 within 20 steps; here 6 of 12"),
-        ({"macs": 0.3, "steps": 600}, "within 20 steps; here 3.6 of 12 within 200 steps"),
-        ({"params": 0.5, "steps": 60}, "another budget: 3.6 of 12 .* here 7.5 of 15"),
+        ({"macs": 0.5, "steps": 60}, "of other limits or steps; here 6 MACs within 20 steps"),
+        ({"macs": 0.3, "steps": 600}, "of other limits or steps; here 3.6 MACs within 200 steps"),
+        ({"params": 0.3, "steps": 60}, "of other limits or steps; here 3.6 parameters within 20"),
+        ({"units": {":in": 2}, "steps": 60}, "here 2 units of :in within 20 steps"),
     ],
 )
 def test_the_state_of_another_budget_is_refused(other: dict[str, Any], words: str) -> None:
-    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
+    linear = nn.Linear(4, 3, bias=False)
+    gated = hc.attach_gates(linear, torch.zeros(1, 4), sites=[":in"])
     state = hc.Budget(gated, macs=0.3, steps=60).state_dict()
     with pytest.raises(ArgumentError, match=words):
         hc.Budget(gated, **other).load_state_dict(state)

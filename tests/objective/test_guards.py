@@ -137,7 +137,7 @@ def test_gates_that_are_shut_already_are_no_success() -> None:
     gated = dense()
     gated.gates.log_alpha.data[0] = -5.0
     slow = Adam(hc.parameter_groups(gated, lr=1e-3))
-    for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5)):
+    for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5, steps=1000)):
         with pytest.warns(hc.HardConcreteWarning, match="this run cannot"):
             (reach,) = hc.check_run(penalty, slow, 1000)
         assert reach.already == reach.shut == 1
@@ -309,12 +309,13 @@ def test_more_steps_are_no_cure_where_the_rate_falls() -> None:
 
 def test_a_budget_whose_gates_cannot_get_there() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
-    budget = hc.Budget(gated, macs=0.5)
+    budget = hc.Budget(gated, macs=0.5, steps=1_000)
     slow = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3))
     with pytest.warns(
         HardConcreteWarning, match="cannot meet its budget: in 1,000 steps"
     ) as caught:
         (reach,) = hc.check_run(budget, slow, 1_000)
+    assert caught[0].filename == __file__
     assert reach.end == pytest.approx(reach.start - 1.0, abs=1e-3)
     assert "a learning rate well above 0.0024 (now 0.001" in str(caught[0].message)
     quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=1e-2))
@@ -327,12 +328,16 @@ def test_a_target_that_is_not_down_when_the_run_ends() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
     quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=0.1))
     budget = hc.Budget(gated, macs=0.5)
-    with pytest.warns(HardConcreteWarning, match=r"1,000 steps, and there are 300\. .* steps=300"):
+    words = r"1,000 steps, and there are 300\. .* steps=300"
+    with pytest.warns(HardConcreteWarning, match=words) as caught:
         hc.check_run(budget, quick, 300)
+    assert caught[0].filename == __file__
+    with pytest.warns(HardConcreteWarning, match=r"there are 1,000\."):  # down in the last step
+        hc.check_run(budget, quick, 1000)
     hc.check_run(hc.Budget(gated, macs=0.5, steps=300), quick, 300)
-    for _ in range(700):
+    for _ in range(701):
         budget.step()
-    hc.check_run(budget, quick, 300)  # the rest of a run that was told 1,000
+    hc.check_run(budget, quick, 300)  # the rest of a run that is longer than it was told
 
 
 def test_a_collapse_is_seen_after_shrinking() -> None:

@@ -67,3 +67,16 @@ def test_with_other_limits() -> None:
 def test_refusals(limit: float, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         hc.Budget(network(), latency_ms=limit)
+
+
+def test_a_state_goes_on_where_the_table_was_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    gated = network()
+    deadline = 0.5 * gated.latency.dense
+    state = hc.Budget(gated, latency_ms=deadline, steps=60).state_dict()
+    before = gated.latency.dense
+    monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
+    gated.measure_latency(fresh=True)
+    assert gated.latency.dense > before
+    hc.Budget(gated, latency_ms=deadline, steps=60).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="other limits or steps"):
+        hc.Budget(gated, latency_ms=0.9 * deadline, steps=60).load_state_dict(state)

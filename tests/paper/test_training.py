@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hardconcrete.errors import GateError
+from hardconcrete.errors import HardConcreteError
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.experiment import Experiment, learner
@@ -45,6 +45,27 @@ def test_a_run_that_lost_its_numbers_stops_in_words(tmp_path: Path) -> None:
     folder.begin({}, resume=False)
     engine = Engine([one], data)
     one.model.fc3.bias.data.fill_(float("nan"))
-    with pytest.raises(GateError, match="gated: the loss of epoch 1 is nan, and the run stops"):
+    words = "gated: after epoch 1 the loss is nan and 2 of 6 tensors .* are no numbers"
+    with pytest.raises(HardConcreteError, match=words):
+        train(engine, folder, {}, 1)
+    assert not folder.checkpoint.exists()
+
+
+def test_weights_that_were_lost_in_the_last_step_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Images(torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.arange(8), "blank")
+    one = Learner("dense", 0, MLP(16, (8, 8)), Recipe(epochs=2, batch_size=8))
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({}, resume=False)
+    engine = Engine([one], data)
+    step = engine._step
+
+    def diverging() -> None:
+        step()
+        one.model.fc3.bias.data[0] = float("inf")
+
+    monkeypatch.setattr(engine, "_step", diverging)
+    with pytest.raises(HardConcreteError, match=r"the loss is 2\.\d+ and 1 of 6 tensors"):
         train(engine, folder, {}, 1)
     assert not folder.checkpoint.exists()

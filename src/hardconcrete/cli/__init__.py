@@ -9,7 +9,7 @@ from rich.table import Table
 
 import hardconcrete
 from hardconcrete.cli.reproduce import reproduce
-from hardconcrete.cli.words import Macs, Out, Params, refusals_in_words, refuse_both, show
+from hardconcrete.cli.words import Macs, Out, Params, refusals_in_words, refuse_targets, show
 
 if TYPE_CHECKING:
     from hardconcrete.paper.demo import Demo
@@ -56,7 +56,7 @@ def demo(
 ) -> None:
     """See one gate at work, then watch a network learn which of its own units to drop."""
     with refusals_in_words():
-        refuse_both(lam is not None, macs, params)
+        refuse_targets(lam is not None, macs, params)
         from hardconcrete.paper.demo import demo as run_demo
         from hardconcrete.paper.demo import find_data
         from hardconcrete.paper.figures import figure2

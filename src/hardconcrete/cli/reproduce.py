@@ -14,7 +14,7 @@ from hardconcrete.cli.words import (
     Params,
     interrupts_in_words,
     refusals_in_words,
-    refuse_both,
+    refuse_targets,
     show,
 )
 
@@ -78,7 +78,7 @@ def reproduce_row(
 ) -> None:
     """Train an experiment and print it beside the paper's row."""
     with interrupts_in_words("with --resume "):
-        refuse_both(bool(lam), **limits)
+        refuse_targets(bool(lam), **limits)
         from hardconcrete.paper.experiment import Experiment
         from hardconcrete.paper.mnist import run
 
@@ -96,11 +96,12 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
 
     network = NETWORKS[experiment.network]
     tested = "validation" if experiment.validate else "test"
-    table = Table("", "units left", f"{tested} error", "FLOPs expected", "delivered", "dense", "s")
+    left = "units as trained" if experiment.method == "budget" else "units left"
+    table = Table("", left, f"{tested} error", "FLOPs expected", "delivered", "dense", "s")
     for column in table.columns[2:]:
         column.justify = "right"
     table.columns[1].no_wrap = True
-    table.columns[1].min_width = max(len(row) for row in ("units left", *units_of(results)))
+    table.columns[1].min_width = max(len(row) for row in (left, *units_of(results)))
     for row, units in zip(results, units_of(results), strict=True):
         kept = row.small_flops if experiment.method == "budget" else row.delivered_flops
         flops = (row.expected_flops, kept, row.dense_flops)

@@ -30,8 +30,8 @@ Params = Annotated[
 ]
 
 
-def refuse_both(lam: bool, macs: float | None, params: float | None) -> None:
-    """A lambda says how much a unit costs, a budget what all of them may."""
+def refuse_targets(lam: bool, macs: float | None, params: float | None) -> None:
+    """A lambda says how much a unit costs, a budget what all of them may: one of both, above 0."""
     if lam and not macs is params is None:
         raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
     if 0 in (macs, params):

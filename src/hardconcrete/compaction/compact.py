@@ -51,10 +51,10 @@ def compact(
             small model then takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given``
             says which are kept. Otherwise the layer selects them itself.
         budget: never exceed its limits, and leave nothing shut that would still fit: the least
-            certain units are shut, the likeliest come back with their mean E[z], and you are warned
-            if the training ended more than 2% above it. The result is then
+            certain units are shut, the likeliest come back with their mean E[z]. The result is then
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
-            come back last. With batch norms, ``recalibrate(small, batches)`` afterwards.
+            come back last. With batch norms, ``recalibrate(small, batches)`` afterwards. It warns
+            of a training that ended more than 2% above.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full. Of a group that is shut altogether one block stays.
             Where sites are named, a unit can have gates at several places, and widths are others.
@@ -111,7 +111,9 @@ def _look_at(gated: GatedModel) -> None:
             f"log_alpha is not a number in {', '.join(broken)}: go back to the last checkpoint"
         )
     if not gated.gates.readout().any():
-        _warn("the network has collapsed: no gate is open; what is left was never trained alone")
+        _warn(
+            "no gate is open: the network has collapsed, and what is left was never trained alone"
+        )
 
 
 def _look_above(gated: GatedModel, budget: Budget) -> None:

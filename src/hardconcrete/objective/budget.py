@@ -1,6 +1,7 @@
 """A budget: the price of every gate follows what is delivered, until that is what was asked for."""
 
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Integral
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.objective.constraint import Limit, constraints, delivered
+from hardconcrete.objective.constraint import Constraint, Limit, constraints, delivered
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
@@ -64,7 +65,7 @@ class Budget:
     exceed the limit is not asked back.
     The logarithm of the scale grows by GAIN * e above the target, after the warm-up by GAIN * BAND
     at least; during the warm-up it falls below the band. So the scale of the loss does not matter.
-    In a warm-up of less than 1,000 steps it grows faster, by the root of how much shorter that is.
+    In a warm-up of less than 1,000 steps it moves faster, by the root of how much shorter that is.
     While some of the open gates are falling it hardly grows: they need time to arrive, and a larger
     price would take all others along, needed or not.
 
@@ -130,7 +131,7 @@ class Budget:
         log_alpha = gated.gates.log_alpha.detach()
         many = len(self.constraints)
         self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
-        self._terms = torch.tensor([[c.limit, c.dense, self.warmup] for c in self.constraints])
+        self._terms = torch.tensor([_number(c, self.warmup) for c in self.constraints])
         self._start = torch.maximum(self._delivered(self._open()), self._limits)
         self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
@@ -175,7 +176,7 @@ class Budget:
         return self._by_name(self._delivered(self._open()))
 
     def expected(self) -> dict[str, float]:
-        """The mean of each cost over draws of the gates, as a part of the dense total."""
+        """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
         probability = self.gated.gates.distribution().open_probability.detach()
         costs = [c.expected(self.gated, probability) for c in self.constraints]
         return self._by_name(torch.stack(costs))
@@ -214,11 +215,11 @@ class Budget:
             own = getattr(self, f"_{name}")
             if getattr(state.get(name), "shape", None) != own.shape:
                 raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
-        terms = state["terms"].to(self._terms)
-        if not torch.allclose(terms, self._terms):
-            here = _in_words(self._terms)
+        if not torch.equal(state["terms"].to(self._terms), self._terms):
+            here = " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
             raise ArgumentError(
-                f"this is the state of another budget: {_in_words(terms)}; here {here}"
+                f"this is the state of a budget of other limits or steps; here {here} within "
+                f"{self.warmup:,} steps"
             )
         for name in STATE:
             getattr(self, f"_{name}").copy_(state[name])
@@ -290,9 +291,9 @@ STATE = ("start", "log_scale", "steps", "past", "terms")
 """What changes in training or depends on its beginning, and what it is a budget of."""
 
 
-def _in_words(terms: Tensor) -> str:
-    limits = " and ".join(f"{limit:,.6g} of {dense:,.6g}" for limit, dense, _ in terms.tolist())
-    return f"{limits} within {terms[0, 2]:,.0f} steps"
+def _number(limit: Constraint, warmup: int) -> int:
+    """A number by which a limit is known again."""
+    return zlib.crc32(f"{limit.name} {limit.limit:.6g} {warmup}".encode())
 
 
 def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

@@ -138,10 +138,11 @@ def _check_budget(
     if meets(now):
         return reaches
     to_come = budget._steps_to_come()
-    if to_come > steps:
+    if to_come >= steps:
         _warn(
             f"this run cannot meet its budget: the target comes down in {to_come:,} steps, and "
-            f"there are {steps:,}. Tell the budget: hc.Budget(..., steps={steps})"
+            f"there are {steps:,}. Tell the budget: hc.Budget(..., steps={max(3, steps)})",
+            stacklevel=4,
         )
     if not meets(ends):
         low, high = 0.0, float((now - edge).max())
@@ -155,7 +156,8 @@ def _check_budget(
             f"{worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and one is shut below "
             f"{worst.shut_below:.2f}. Give them {own}a learning rate well above "
             f"{high / max(pace, 1e-12):.2g} (now {motion.rate:.3g}; "
-            "hc.parameter_groups(gate_lr=...))"
+            "hc.parameter_groups(gate_lr=...))",
+            stacklevel=4,
         )
     return reaches
 
@@ -184,8 +186,8 @@ def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[
     return found
 
 
-def _warn(words: str) -> None:
-    warnings.warn(words, HardConcreteWarning, stacklevel=3)
+def _warn(words: str, stacklevel: int = 3) -> None:
+    warnings.warn(words, HardConcreteWarning, stacklevel=stacklevel)
 
 
 def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:

@@ -3,14 +3,15 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.errors import GateError
+from hardconcrete.errors import HardConcreteError
 from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.learner import Learner, rank
@@ -55,7 +56,7 @@ def train(
                 for model, loss in zip(models, engine.losses, strict=True)
             ]
             display.update(epoch, statuses)
-            _refuse_nan(epoch, names, engine.losses)
+            _refuse_nan(epoch, engine)
             over = minutes is not None and time.perf_counter() - began > 60 * minutes
             if writes:
                 for learner, model, now in zip(engine.learners, models, statuses, strict=True):
@@ -74,13 +75,15 @@ def train(
     return True
 
 
-def _refuse_nan(epoch: int, names: Sequence[str], losses: Sequence[float]) -> None:
-    """Nothing comes back from there; the last checkpoint is from before."""
-    for name, loss in zip(names, losses, strict=True):
-        if not math.isfinite(loss):
-            raise GateError(
-                f"{name}: the loss of epoch {epoch} is {loss}, and the run stops. Lower a learning "
-                "rate or lambda; the last checkpoint was written before"
+def _refuse_nan(epoch: int, engine: Engine) -> None:
+    """Nothing comes back from there, and nothing of it is saved."""
+    for learner, loss in zip(engine.learners, engine.losses, strict=True):
+        weights = torch.stack([own.isfinite().all() for own in learner.model.parameters()])
+        if not math.isfinite(loss) or not weights.all():
+            raise HardConcreteError(
+                f"{learner.name}: after epoch {epoch} the loss is {loss:.3g} and "
+                f"{int((~weights).sum())} of {len(weights)} tensors of weights are no numbers, so "
+                "the run stops; it would do so again with these settings and this seed"
             )
 
 

@@ -118,14 +118,14 @@ def run_wide(
     learner = wide_learner(experiment, len(training), place)
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
+    told = forecast(learner, len(training) // learner.recipe.batch_size)  # of its beginning
+    if told and rank() == 0:
+        say(f"note: {told}")
     continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
     to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
-    told = forecast(learner, engine.steps)
-    if told and rank() == 0:
-        say(f"note: {told}")
     sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
     if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
         return None

@@ -74,7 +74,7 @@ class Report:
         repeats: timed calls behind each latency.
         layouts: the layouts that were tried.
         device: where the clock ran.
-        by_rules: whether cuDNN chose convolutions by its rules instead of trying them.
+        by_rules: whether convolutions ran on a GPU with ``torch.backends.cudnn.benchmark`` off.
 
     Example:
         >>> latency = Latency(64, 3.0, 1.5, (2.9, 3.2), (1.4, 1.6))

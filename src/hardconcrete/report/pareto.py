@@ -117,8 +117,8 @@ def pareto(
     models = []
     for budget in budgets:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the training ended above", HardConcreteWarning)
-            small = compact(gated, budget=budget, round_to=round_to)  # as ranked: that is meant
+            warnings.simplefilter("ignore", HardConcreteWarning)  # as ranked: that is meant
+            small = compact(gated, budget=budget, round_to=round_to)
         if known:
             recalibrate(small, known)
         models.append(small.eval())
