@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import TraceError
@@ -103,3 +103,13 @@ def test_single_examples_are_doubled_and_others_are_not() -> None:
     assert one[0][0].shape == (2, 6)
     assert (one[1]["b"].shape, one[1]["n"], one[1]["s"].shape) == ((2,), 3, ())
     assert at_least_two(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
+
+
+@pytest.mark.skipif(not hasattr(fx.config, "do_not_emit_stack_traces"), reason="an older torch")
+def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was() -> None:
+    for before in (False, True):
+        fx.config.do_not_emit_stack_traces = before
+        graph = trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (torch.zeros(2, 3),))
+        assert fx.config.do_not_emit_stack_traces is before
+        assert not any(node.stack_trace for node in graph.graph.nodes)
+    fx.config.do_not_emit_stack_traces = False

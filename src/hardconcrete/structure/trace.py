@@ -63,14 +63,18 @@ def _in_words(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracebacks that torch logs before it raises what we put in words."""
+    """Without the tracebacks that torch logs before it raises what we put in words.
+
+    And without one for every node, which nobody reads and which take a tenth of the time; older
+    versions of torch do not have the switch.
+    """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
+    before = logger.disabled, getattr(fx.config, "do_not_emit_stack_traces", False)
+    logger.disabled = fx.config.do_not_emit_stack_traces = True
     try:
         yield
     finally:
-        logger.disabled = before
+        logger.disabled, fx.config.do_not_emit_stack_traces = before
 
 
 def at_least_two(inputs: Any) -> Any:
