@@ -143,6 +143,20 @@ def test_a_group_that_is_all_but_shut(log_alpha: float) -> None:
     assert gated.ledger.cost(p).tolist() == pytest.approx(mean.tolist(), rel=0.1)
 
 
+def test_small_groups_that_may_be_left_with_nothing_are_overrated() -> None:
+    """By the numbers that docs/budgets.md gives: all states of 3-3 units, draws of 20-20."""
+    for width, p, bounds in ((3, 0.5, (1.045, 1.055)), (20, 0.3, (1.0, 1.01))):
+        layers = nn.Linear(40, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        gated = hc.attach_gates(nn.Sequential(*layers, nn.Linear(width, 2)), torch.zeros(1, 40))
+        generator = torch.Generator().manual_seed(0)
+        states = torch.rand(40_000, 2 * width, generator=generator) < p
+        if width == 3:
+            states = torch.tensor(list(itertools.product((0.0, 1.0), repeat=6)))
+        mean = torch.vmap(gated.ledger.cost)(states.double())[:, 1].mean()
+        found = gated.ledger.cost(torch.full((2 * width,), p, dtype=torch.float64))[1] / mean
+        assert bounds[0] < found < bounds[1]
+
+
 class Residual(nn.Module):
     """Both sides of ``mix`` are the same units."""
 

@@ -106,10 +106,11 @@ def test_single_examples_are_doubled_and_others_are_not() -> None:
 
 
 @pytest.mark.skipif(not hasattr(fx.config, "do_not_emit_stack_traces"), reason="an older torch")
-def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was() -> None:
+def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for before in (False, True):
-        fx.config.do_not_emit_stack_traces = before
+        monkeypatch.setattr(fx.config, "do_not_emit_stack_traces", before)
         graph = trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (torch.zeros(2, 3),))
         assert fx.config.do_not_emit_stack_traces is before
         assert not any(node.stack_trace for node in graph.graph.nodes)
-    fx.config.do_not_emit_stack_traces = False

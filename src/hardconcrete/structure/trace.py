@@ -65,8 +65,8 @@ def _in_words(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Without the tracebacks that torch logs before it raises what we put in words.
 
-    And without one for every node, which nobody reads and which take a tenth of the time; older
-    versions of torch do not have the switch.
+    And without one for every node, which nobody reads and which take time; older versions of torch
+    do not have the switch.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled, getattr(fx.config, "do_not_emit_stack_traces", False)

@@ -1,0 +1,43 @@
+"""Words of the command line: options that exclude each other, and lists of values."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hardconcrete.cli.words import ManyValues, refuse_targets
+from hardconcrete.errors import ArgumentError
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ((True, 0.3, None), "exclude each other"),
+        ((True, None, 0.1), "exclude each other"),
+        ((False, 0.0, None), "a budget of nothing leaves nothing"),
+        ((False, 0.5, 0.0), "a budget of nothing leaves nothing"),
+    ],
+)
+def test_targets_that_are_refused(
+    targets: tuple[bool, float | None, float | None], words: str
+) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        refuse_targets(*targets)
+
+
+@pytest.mark.parametrize("targets", [(True, None, None), (False, 0.3, 0.1), (False, None, None)])
+def test_targets_that_are_none_or_one_of_both(
+    targets: tuple[bool, float | None, float | None],
+) -> None:
+    assert refuse_targets(*targets) is None
+
+
+def test_a_list_takes_its_values_until_the_next_option() -> None:
+    app, seen = typer.Typer(), []
+
+    @app.command(cls=ManyValues)
+    def command(seeds: list[int] = typer.Option(...), name: str = "a") -> None:  # noqa: B008
+        seen.append((seeds, name))
+
+    result = CliRunner().invoke(app, ["--seeds", "1", "2", "--seeds", "3", "--name", "b"])
+    assert result.exit_code == 0, result.output
+    assert seen == [([1, 2, 3], "b")]
