@@ -6,7 +6,8 @@ Nothing that a step reads or writes moves: a CUDA graph can replay it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
@@ -73,6 +74,7 @@ class Stack:
         self._compile, self._bf16 = compiled, first.recipe.bf16
         follow = None if first.budget is None else first.budget.step
         self._follow_budget = _compiled(follow) if follow and compiled else follow
+        self._side = torch.cuda.Stream() if follow and first.device.type == "cuda" else None
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""
@@ -112,18 +114,33 @@ class Stack:
         losses, gradients = self._differentiated(self.noise, images, labels)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
-        for optimizer in self.optimizers:
-            optimizer.step()
+        gates, *others = reversed(self.optimizers)  # of the gates if they have their own, or of all
+        gates.step()
         bounds = self.learners[0].recipe.clamp
         if bounds is not None and self.noise is not None:
             with torch.no_grad():
                 self.parameters["gates.log_alpha"].clamp_(*bounds)
-        if self._follow_budget is not None:
-            self._follow_budget()
+        with self._aside():
+            if self._follow_budget is not None:
+                self._follow_budget()
+        for optimizer in others:
+            optimizer.step()
         current, averages = list(self.parameters.values()), list(self.averages.values())
         self._update_average(averages, current, self.done)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         self.done.add_(1)
         self.loss.add_(losses.detach())
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On a GPU beside what follows: a budget's small kernels are many, and need nobody."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
 
     def _differentiated(self, *batch: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """The loss of every network, and the gradients of their sum, averaged over processes."""
