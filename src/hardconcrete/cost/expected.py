@@ -8,6 +8,7 @@ one of those of its 16 inputs to the dense layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Ledger:
         members: how many indices of each kind a strand has.
         kinds: which kinds it has.
         owners: the group of every strand; the last stands for none.
+        wholes: for every strand the one that has an index whenever it has: that of its group.
+        cases: of how many of these it is asked, for a mean, whether they are left with nothing.
         base: indices of every axis that always stay.
         times: how often an axis has each strand.
         holds: whether it has it; the last stands for what always stays.
@@ -49,6 +52,7 @@ class Ledger:
         sources: by which of these, or by something without gates at the end, the units of a group
             are read, and by which they are made.
         rounds: through how many layers a layer with nothing left can take others along.
+        pairs: strands of one group whose sizes are multiplied, the finer one last.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
         constant: what no term has.
@@ -64,6 +68,8 @@ class Ledger:
     members: Tensor
     kinds: Tensor
     owners: Tensor
+    wholes: Tensor
+    cases: int
     base: Tensor
     times: Tensor
     holds: Tensor
@@ -72,6 +78,7 @@ class Ledger:
     others: Tensor
     sources: Tensor
     rounds: int
+    pairs: Tensor
     factors: Tensor
     prices: Tensor
     constant: Tensor
@@ -84,52 +91,91 @@ class Ledger:
         return replace(self, told=told)
 
     def cost(self, gates: Tensor) -> Tensor:
-        """Of every kind, the mean for independent gates that are open with these probabilities.
+        """Of every kind, what compaction leaves where these gates, 0 or 1, are open.
 
-        With gates at 0 and 1 that of what compaction leaves. Elsewhere it is exact as long as no
-        group can be left with nothing, and no gate stands in two clauses of one formula. Where
-        named sites read a residual stream at several places, compaction can leave less: a unit is
-        one here, wherever along the stream it is read.
+        For probabilities, of independent gates, it is the mean as long as no group can be left
+        with nothing, and near it elsewhere; there its gradient leaves out what such a group takes
+        along. Where named sites read a residual stream at several places, compaction can leave
+        less: a unit is one here, wherever along the stream it is read.
         """
         needs, hosts = self._hold(gates.double())
-        spread = self.members @ (needs * (1 - hosts))  # what E[n^2] has more than E[n]^2
-        sizes = self._left(needs)
-        selects = torch.where(sizes < sizes[self.arriving], sizes, 0.0)
-        quantities = _then_one(torch.cat([sizes, spread, selects]))
-        return self.constant + self.prices @ _product(quantities[self.factors])
+        some = _either(_then(needs, 0)[self.kinds])
+        return self._total(self.members @ needs, self._spread(needs, hosts), some)
+
+    def mean(self, gates: Tensor) -> Tensor:
+        """The mean over draws of independent gates that are open with these probabilities.
+
+        By cases: each of the groups that are most in doubt is left with nothing, or not. Exact if
+        none of the others can be, no gate stands in two clauses of one formula and no unit is gated
+        at several places; but indices that a layer selects are counted as if some were always gone.
+        """
+        needs, hosts = self._hold(gates.double())
+        some = _either(_then(needs, 0)[self.kinds])
+        doubtful = self._most_doubtful(some.detach())
+        chosen = some[doubtful]
+        places = torch.arange(self.cases, device=some.device)
+        cases = (torch.arange(2**self.cases, device=some.device)[:, None] >> places) & 1
+        weights = torch.where(cases > 0, chosen, 1 - chosen)
+        factor = torch.ones(len(cases), len(some), dtype=some.dtype, device=some.device)
+        factor = factor.index_copy(1, doubtful, cases / chosen.clamp(min=TINY))[:, self.wholes]
+        number, spread = self.members @ needs, self._spread(needs, hosts)
+        first, second = number[self.pairs].unbind(1)
+        together = (first * second + spread) * factor[:, self.pairs[:, 1]]
+        numbers = number * factor
+        first, second = numbers[:, self.pairs].unbind(2)
+        costs = self._total(numbers, together - first * second, (some * factor).clamp(max=1))
+        return reduce(torch.mul, weights.unbind(1), some.new_ones(())) @ costs
 
     def sizes(self, gates: Tensor) -> Tensor:
-        """Of every axis, likewise."""
+        """Of every axis, as ``cost``."""
         needs, _ = self._hold(gates.double())
-        return self._left(needs)
+        some = _either(_then(needs, 0)[self.kinds])
+        return self._left(self.members @ needs, some, self._reached(some.detach()))
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def _left(self, needs: Tensor) -> Tensor:
-        """Sizes of the axes, from the probability of what each kind of index needs.
+    def _most_doubtful(self, some: Tensor) -> Tensor:
+        """Strands of whole groups, of which it is least certain whether anything is left."""
+        whole = self.wholes == torch.arange(len(some), device=some.device)
+        doubt = torch.where(whole, some * (1 - some), -1.0)
+        return doubt.topk(self.cases).indices
 
-        A layer of which nothing is left takes along what it alone reads or makes; every group
-        keeps one unit; and where nothing is left to select, all stays.
+    def _spread(self, needs: Tensor, hosts: Tensor) -> Tensor:
+        """What the mean of a product of two sizes has more than the product of their means."""
+        return (self.members @ (needs * (1 - hosts)))[self.pairs[:, 1]]
+
+    def _total(self, numbers: Tensor, spread: Tensor, some: Tensor) -> Tensor:
+        """All terms, from the means of the strands; there may be several cases.
+
+        A layer of which nothing is left takes along what it alone reads or makes. No gate is to
+        take all others along: this has no gradient.
         """
-        some = 1 - _product(_then_one(1 - needs)[self.kinds])  # that a strand has any index
-        reached = self._reached(some.detach())  # no gate is to take all others along
-        numbers = self.members @ needs * (reached / torch.maximum(some, reached).clamp(min=TINY))
-        empty = 1 - torch.minimum(some, reached)[: self.spare.shape[1]]
-        sizes = self._sizes(numbers) + self.spare @ empty
-        return torch.where(sizes > NONE, sizes, sizes[self.arriving])
+        reached = self._reached(some.detach())
+        sizes = self._left(numbers, some, reached)
+        spread = spread * reached[..., self.pairs[:, 1]]
+        selects = torch.where(sizes < sizes[..., self.arriving], sizes, 0.0)
+        quantities = _then(torch.cat([sizes, spread, selects], -1), 1)
+        return self.constant + _product(quantities[..., self.factors]) @ self.prices.T
+
+    def _left(self, numbers: Tensor, some: Tensor, reached: Tensor) -> Tensor:
+        """Sizes of the axes. Every group keeps one unit; nothing left to select, all stays."""
+        numbers = numbers * (reached / torch.maximum(some, reached).clamp(min=TINY))
+        empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
+        sizes = self._sizes(numbers) + empty @ self.spare.T
+        return torch.where(sizes > NONE, sizes, sizes[..., self.arriving])
 
     def _sizes(self, numbers: Tensor) -> Tensor:
-        return self.base + self.times @ numbers
+        return self.base + numbers @ self.times.T
 
     def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The probability of what each kind of index needs, and of what its unit needs."""
         if self.told is not None:
             gates = torch.cat([gates, gates.new_zeros(1)])[self.told]
-        clauses = 1 - _product(_then_one(1 - gates)[self.clauses])
-        formulas = _product(_then_one(torch.cat([clauses, gates]))[self.formulas])
+        clauses = _either(_then(gates, 0)[self.clauses])
+        formulas = _product(_then(torch.cat([clauses, gates]), 1)[self.formulas])
         return formulas[self.needs], formulas[self.hosts]
 
     def _reached(self, some: Tensor) -> Tensor:
@@ -140,10 +186,10 @@ class Ledger:
         """
         reached = torch.ones_like(some)
         for _ in range(self.rounds):
-            alive = self.holds * _then_one(torch.minimum(some, reached))
-            rest = _then_one(_then_one(alive.amax(1))[self.others].amin(1))
-            groups = (self.sources * rest).amax(2).amin(0)  # read, and made
-            reached = _then_one(groups)[self.owners]
+            alive = self.holds * _then(torch.minimum(some, reached), 1)[..., None, :]
+            rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
+            groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
+            reached = _then(groups, 1)[..., self.owners]
         return reached
 
     def to(self, device: torch.device) -> "Ledger":
@@ -153,9 +199,9 @@ class Ledger:
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
-def _then_one(values: Tensor) -> Tensor:
-    """With 1 at the end, where the index -1 finds it."""
-    return torch.cat([values, values.new_ones(1)])
+def _then(values: Tensor, last: float) -> Tensor:
+    """With a number at the end, where the index -1 finds it."""
+    return torch.cat([values, values.new_full((*values.shape[:-1], 1), last)], -1)
 
 
 def _product(values: Tensor) -> Tensor:
@@ -163,6 +209,14 @@ def _product(values: Tensor) -> Tensor:
     while values.shape[-1] > 1:
         first, second = values.chunk(2, -1)
         values = first * second
+    return values.squeeze(-1)
+
+
+def _either(values: Tensor) -> Tensor:
+    """The probability of one or more, likewise; exact however small they are."""
+    while values.shape[-1] > 1:
+        first, second = values.chunk(2, -1)
+        values = first + second - first * second
     return values.squeeze(-1)
 
 

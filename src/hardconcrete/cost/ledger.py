@@ -25,6 +25,9 @@ INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
 
 
+CASES = 6
+"""Groups that are in doubt together, at most, where a mean is taken."""
+
 ROUNDS = 16
 """Through how many layers it is followed, at most, what a layer with nothing left takes along."""
 
@@ -83,6 +86,7 @@ class Writer:
         self.formulas: dict[Formula, int] = {}
         self.strands: list[Strand] = []
         self.rows: dict[Row, int] = {}
+        self.pairs: dict[tuple[int, int], int] = {}
         self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
         groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
         self.never_empty = len(groups)
@@ -208,8 +212,9 @@ class Writer:
                 for b, n in second.strands:
                     group = self.strands[a].group
                     if group == self.strands[b].group != NOBODY:
-                        finer = ("spread", max(a, b))  # whole groups come first
-                        self.terms.append((tuple(m * n * p for p in prices), [finer, *rest]))
+                        pair = min(a, b), max(a, b)  # whole groups come first
+                        spread = "spread", self.pairs.setdefault(pair, len(self.pairs))
+                        self.terms.append((tuple(m * n * p for p in prices), [spread, *rest]))
 
     def _needs(self) -> dict[str, Any]:
         """Clauses of several gates come first; then every gate is one."""
@@ -221,7 +226,10 @@ class Writer:
         for k, strand in enumerate(self.strands):
             for kind, n in Counter(strand.indices).items():
                 members[k, column[kind]] = n
+        wholes = [k if s.group == NOBODY else s.group for k, s in enumerate(self.strands)]
         return {
+            "wholes": torch.tensor(wholes, dtype=torch.int64),
+            "cases": min(CASES, len(set(wholes))),
             "clauses": padded([sorted(clause) for clause in wide]),
             "formulas": padded(
                 [[number.get(c, len(wide) + min(c)) for c in formula] for formula in self.formulas]
@@ -299,10 +307,11 @@ class Writer:
             mortal = found
 
     def _factors(self) -> dict[str, Any]:
-        start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.strands)}
+        start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.pairs)}
         factors = [[start[kind] + k for kind, k in term] for _, term in self.terms]
         prices = _numbers([prices for prices, _ in self.terms]).T
-        return {"factors": padded(factors), "prices": prices}
+        pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
+        return {"factors": padded(factors), "prices": prices, "pairs": pairs}
 
 
 def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -200,9 +200,9 @@ class GatedModel(nn.Module):
         """The mean cost over draws of the gates, in float64, differentiable.
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
-        is what ``count`` says of the compacted model; elsewhere exact as long as no group can be
-        left with nothing, and near the mean otherwise. Single weights (``"fc1:each"``) leave a
-        matrix dense and save nothing here.
+        is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
+        with nothing, and what that takes along. Single weights (``"fc1:each"``) leave a matrix
+        dense and save nothing here.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
@@ -223,7 +223,7 @@ class GatedModel(nn.Module):
             return (probability * self._group_sizes).sum()
         if cost == LATENCY:
             return self.latency.expected(probability)
-        return self.ledger.cost(probability)[_place(cost)]
+        return self.ledger.mean(probability)[_place(cost)]
 
     @torch.no_grad()
     def delivered(self, cost: str) -> Tensor:

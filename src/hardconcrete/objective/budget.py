@@ -178,7 +178,7 @@ class Budget:
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
         probability = self.gated.gates.distribution().open_probability.detach()
-        costs = [c.expected(self.gated, probability) for c in self.constraints]
+        costs = [c.expected(self.gated, probability, exactly=True) for c in self.constraints]
         return self._by_name(torch.stack(costs))
 
     def _steps_to_come(self) -> int:

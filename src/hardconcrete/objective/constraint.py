@@ -51,13 +51,18 @@ class Constraint:
             return slice(0, len(gated.gates.log_alpha))
         return _group(gated, self.group).slice
 
-    def expected(self, gated: GatedModel, probability: Tensor) -> Tensor:
-        """Its mean as a part of the dense total, for gates open with these probabilities."""
+    def expected(self, gated: GatedModel, probability: Tensor, *, exactly: bool = False) -> Tensor:
+        """Its mean as a part of the dense total, for gates open with these probabilities.
+
+        A budget pays by what is nearly the mean: no gate shall shut because its group, left with
+        nothing, would take others along.
+        """
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
         if self.kind is None:
             return probability[self.gates(gated)].double().sum() / self.dense
-        return gated.ledger.cost(probability)[self.kind] / self.dense
+        cost = gated.ledger.mean if exactly else gated.ledger.cost
+        return cost(probability)[self.kind] / self.dense
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
         """The same of what is left when these gates are open, which the ledger says costs this."""
