@@ -155,7 +155,7 @@ def figure4(runs: Path, out: Path) -> Drawing:
             own = [run for run in found if run.experiment.dataset == dataset]
             facts.update(_flops(axes, own, colours))
             axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
-            axes.set_ylabel("GFLOPs per image: expected (line), delivered (dots)")
+            axes.set_ylabel("GFLOPs: expected (line), delivered (dots)")
         _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"], colours)
         for axes in panels:
             if not axes.lines:
