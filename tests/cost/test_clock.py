@@ -129,5 +129,5 @@ def test_the_file_is_the_machines_own() -> None:
 
 def test_the_clock_does_not_count_itself() -> None:
     calls = [lambda: None, lambda: sum(range(2000))]
-    nothing, something = clock._times(calls, torch.device("cpu"), 50)
+    nothing, something = clock._times(calls, torch.device("cpu"), 50, 0.0)
     assert nothing < 0.001 < something

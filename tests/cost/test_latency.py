@@ -172,8 +172,8 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         network("lenet").measure_latency(batch=5)
 
 
-@pytest.mark.parametrize(("took", "scale"), [(1.21, 1.1), (0.64, 0.8), (1.0, 1.0)])
-def test_the_sum_and_the_forward_are_believed_alike(
+@pytest.mark.parametrize(("took", "scale"), [(1.1**4, 1.1**3), (0.8**4, 0.8**3), (1.0, 1.0)])
+def test_the_forward_is_believed_more_than_the_sum(
     monkeypatch: pytest.MonkeyPatch, took: float, scale: float
 ) -> None:
 
@@ -216,6 +216,7 @@ def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
     file.write_text('{"relu')
     layers = nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(1, 4))
+    gated.measure_latency(repeats=2)
     assert gated.expected("latency_ms") > 0
     assert len(kept(file)) == 1
 

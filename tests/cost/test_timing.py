@@ -31,6 +31,17 @@ def test_median_and_quartiles(clock: Clock) -> None:
     assert quartiles(times) == (3000, 2000, 4000)
 
 
+def test_a_time_to_fill(clock: Clock) -> None:
+    """As many rounds as are asked for, and more until so much time has passed."""
+
+    def call() -> None:
+        clock.now += 1
+
+    for seconds, rounds in ((0.0, 3), (2.0, 3), (9.0, 5)):  # of two calls, a second each
+        found = interleaved([call, call], repeats=3, seconds=seconds)
+        assert [len(times) for times in found] == [rounds, rounds]
+
+
 def test_the_clock_waits_for_the_device(clock: Clock) -> None:
     """What was started before does not count, and what the call started does."""
     pending = 0.0

@@ -32,6 +32,12 @@ BLOCKS = 4
 NARROW = (1, 4, 8)
 """Widths below a block that are looked at."""
 
+REPEATS = 15
+"""Timed calls of an operator at each point of its grid, at least."""
+
+SECONDS = 4.0
+"""How long all are timed, at least: a machine that others use is slow for a second at times."""
+
 MODULE_CALL = "module call"
 """The name of what the call of a module costs besides its operators."""
 
@@ -127,9 +133,11 @@ def keep(file: Path, models: dict[str, dict[str, Grid]]) -> None:
 
 
 def timed(
-    operations: Iterable[Operation], forward: Call, device: torch.device, repeats: int
+    operations: Iterable[Operation], forward: Call, device: torch.device, repeats: int | None
 ) -> dict[str, Grid]:
     """The grid of every operation, by name, those of the forward and of the call of a module.
+
+    Each point is timed so often, or REPEATS times and for some SECONDS in all.
 
     Example:
         >>> from hardconcrete.cost.operations import Spec, Width
@@ -141,13 +149,19 @@ def timed(
     """
     with torch.inference_mode():
         unique = list({one.name: one for one in operations}.values())
-        return _timed(unique, forward, device, repeats)
+        often = (REPEATS, SECONDS) if repeats is None else (repeats, 0.0)
+        return _timed(unique, forward, device, *often)
 
 
 def _timed(
-    operations: Sequence[Operation], forward: Call, device: torch.device, repeats: int
+    operations: Sequence[Operation],
+    forward: Call,
+    device: torch.device,
+    repeats: int,
+    seconds: float,
 ) -> dict[str, Grid]:
-    before = _times([forward], device, 2 * repeats)
+    alone = partial(_times, [forward], device, 2 * repeats, seconds / 4)
+    before = alone()
     points = {one.name: _points(one) for one in operations}
     empty = partial(nn.Identity(), torch.zeros(1, device=device))
     calls: list[tuple[tuple[str, int], Call]] = [((MODULE_CALL, 0), empty)]
@@ -158,10 +172,10 @@ def _timed(
                 calls.append(((one.name, k), partial(one.target, *args, **kwargs)))
             if k == 0:
                 calls.append(((MODULE_CALL, number), empty))
-    times = _times([call for _, call in calls], device, repeats)
+    times = _times([call for _, call in calls], device, repeats, seconds)
     ms = dict(zip((name for name, _ in calls), times, strict=True))
     floor = statistics.median(ms[MODULE_CALL, k] for k in range(max(len(operations), 1)))
-    whole = min(before + _times([forward], device, 2 * repeats))
+    whole = min(before + alone())
     found = {FORWARD: Grid((), (whole,)), MODULE_CALL: Grid((), (floor,))}
     for one in operations:
         own = [ms[one.name, k] for k in range(len(points[one.name]))]
@@ -169,11 +183,13 @@ def _timed(
     return found
 
 
-def _times(calls: Sequence[Call], device: torch.device, repeats: int) -> list[float]:
+def _times(
+    calls: Sequence[Call], device: torch.device, repeats: int, seconds: float
+) -> list[float]:
     """Of single calls; where the device runs behind, of ten in a row. Without the clock's own."""
     many = 1 if device.type == "cpu" else 10
     rows = [partial(_again, call, many) for call in (_nothing, *calls)]
-    times = interleaved(rows, repeats, partial(wait_for, [device]))
+    times = interleaved(rows, repeats, partial(wait_for, [device]), seconds)
     clock, *own = (undisturbed(each) / many for each in times)
     return [max(each - clock, 0.0) for each in own]
 

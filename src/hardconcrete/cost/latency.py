@@ -31,15 +31,12 @@ from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
 
-BELIEF = 0.5
+BELIEF = 0.75
 """How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
 estimates of what another network of these operators will take, and err in different ways."""
 
-ESTIMATOR = "3"
+ESTIMATOR = "4"
 """Times in the cache are of one way to measure them."""
-
-REPEATS = 15
-"""Timed calls of an operator at each point of its grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +97,7 @@ class LatencyTable:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)
         >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(1, 64))
-        >>> table = gated.measure_latency(batch=512)
+        >>> table = gated.measure_latency(batch=512, repeats=15)
         >>> loss = gated.expected("latency_ms")             # differentiable
         >>> dense = gated.delivered("latency_ms")
         >>> _ = torch.nn.init.constant_(gated.gates.log_alpha, -5.0)
@@ -156,7 +153,7 @@ def measure_latency(
     gates: Mapping[Place, Tensor],
     *,
     batch: int | None = None,
-    repeats: int = REPEATS,
+    repeats: int | None = None,
     fresh: bool = False,
 ) -> LatencyTable:
     """Time every operator of a model over a grid of widths, as far as that was not done before.
@@ -166,12 +163,13 @@ def measure_latency(
         example: positional and keyword inputs.
         gates: for the axes that are gated, the number of the gate of every index, or -1.
         batch: the number of examples, as many as in the example unless given.
-        repeats: timed calls of each operator at each point of its grid.
+        repeats: timed calls of each operator at each point of its grid; without it 15, and for
+            four seconds in all.
         fresh: measure again what is in the cache.
     """
     size = batch_size(example)
     batch = size if batch is None else batch
-    if batch < 1 or repeats < 2:
+    if batch < 1 or (repeats is not None and repeats < 2):
         raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
     writer = Writer(model, resampled(example, size, max(batch, 2)), gates)
     found = operations(writer, model, example, batch)
@@ -216,7 +214,11 @@ def _forward(model: nn.Module, given: Inputs) -> Call:
 
 
 def _grids(
-    found: Sequence[Operation], forward: Call, device: torch.device, repeats: int, fresh: bool
+    found: Sequence[Operation],
+    forward: Call,
+    device: torch.device,
+    repeats: int | None,
+    fresh: bool,
 ) -> dict[str, Grid]:
     """From the cache, where such a forward was timed before; else from the clock."""
     words = "\n".join([ESTIMATOR, *(one.name for one in found)])

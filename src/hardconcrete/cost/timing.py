@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, count
 from time import perf_counter
 
 import torch
@@ -14,7 +14,10 @@ WARMUP = 5
 
 
 def interleaved(
-    calls: Sequence[Call], repeats: int, wait: Callable[[], object] = lambda: None
+    calls: Sequence[Call],
+    repeats: int,
+    wait: Callable[[], object] = lambda: None,
+    seconds: float = 0.0,
 ) -> list[list[float]]:
     """Milliseconds of the calls, made in turn, and in the opposite order every other round.
 
@@ -22,6 +25,7 @@ def interleaved(
         calls: what is timed.
         repeats: timed calls of each.
         wait: called before the clock is read.
+        seconds: more calls are timed until so much time has passed.
 
     Example:
         >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
@@ -30,7 +34,10 @@ def interleaved(
     for call in chain.from_iterable([calls] * WARMUP):
         call()
     times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(repeats):
+    end = perf_counter() + seconds
+    for repeat in count():
+        if repeat >= repeats and perf_counter() >= end:
+            break
         for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
             wait()  # for what the device still has to do
             start = perf_counter()

@@ -177,7 +177,7 @@ class GatedModel(nn.Module):
         return self.measure_latency() if self._latency is None else self._latency
 
     def measure_latency(
-        self, *, batch: int | None = None, repeats: int = 15, fresh: bool = False
+        self, *, batch: int | None = None, repeats: int | None = None, fresh: bool = False
     ) -> LatencyTable:
         """Time every operator over a grid of widths, for ``expected("latency_ms")`` from now on.
 
@@ -186,7 +186,8 @@ class GatedModel(nn.Module):
 
         Args:
             batch: examples in a call; as many as the gates were attached with unless given.
-            repeats: timed calls of each operator at each point of its grid.
+            repeats: timed calls of each operator at each point of its grid; without it 15, and for
+                four seconds in all, for a machine that others use is slow for a second at times.
             fresh: time again what is in the cache, after a machine was busy, for example.
         """
         from hardconcrete.gating.accounting import latency_of
