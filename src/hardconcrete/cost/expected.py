@@ -98,9 +98,7 @@ class Ledger:
         along. Where named sites read a residual stream at several places, compaction can leave
         less: a unit is one here, wherever along the stream it is read.
         """
-        needs, hosts = self._hold(gates.double())
-        some = _either(_then(needs, 0)[self.kinds])
-        return self._total(self.members @ needs, self._spread(needs, hosts), some)
+        return self._total(*self._moments(gates))
 
     def mean(self, gates: Tensor) -> Tensor:
         """The mean over draws of independent gates that are open with these probabilities.
@@ -109,43 +107,44 @@ class Ledger:
         none of the others can be, no gate stands in two clauses of one formula and no unit is gated
         at several places; but indices that a layer selects are counted as if some were always gone.
         """
-        needs, hosts = self._hold(gates.double())
-        some = _either(_then(needs, 0)[self.kinds])
-        doubtful = self._most_doubtful(some.detach())
-        chosen = some[doubtful]
-        places = torch.arange(self.cases, device=some.device)
-        cases = (torch.arange(2**self.cases, device=some.device)[:, None] >> places) & 1
-        weights = torch.where(cases > 0, chosen, 1 - chosen)
-        factor = torch.ones(len(cases), len(some), dtype=some.dtype, device=some.device)
-        factor = factor.index_copy(1, doubtful, cases / chosen.clamp(min=TINY))[:, self.wholes]
-        number, spread = self.members @ needs, self._spread(needs, hosts)
-        first, second = number[self.pairs].unbind(1)
-        together = (first * second + spread) * factor[:, self.pairs[:, 1]]
-        numbers = number * factor
-        first, second = numbers[:, self.pairs].unbind(2)
-        costs = self._total(numbers, together - first * second, (some * factor).clamp(max=1))
-        return reduce(torch.mul, weights.unbind(1), some.new_ones(())) @ costs
+        number, spread, some = self._moments(gates)
+        weights, given = self._cases(some)
+        numbers = number * given  # E[n | case], since n is 0 where nothing is left
+        together = (_pairs(number, self.pairs) + spread) * given[:, self.pairs[:, 1]]
+        spreads = together - _pairs(numbers, self.pairs)
+        return weights @ self._total(numbers, spreads, (some * given).clamp(max=1))
 
     def sizes(self, gates: Tensor) -> Tensor:
         """Of every axis, as ``cost``."""
-        needs, _ = self._hold(gates.double())
-        some = _either(_then(needs, 0)[self.kinds])
-        return self._left(self.members @ needs, some, self._reached(some.detach()))
+        number, _, some = self._moments(gates)
+        return self._left(number, some, self._reached(some.detach()))
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def _most_doubtful(self, some: Tensor) -> Tensor:
-        """Strands of whole groups, of which it is least certain whether anything is left."""
-        whole = self.wholes == torch.arange(len(some), device=some.device)
-        doubt = torch.where(whole, some * (1 - some), -1.0)
-        return doubt.topk(self.cases).indices
+    def _moments(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the strands the mean number of indices and the probability that there is one.
 
-    def _spread(self, needs: Tensor, hosts: Tensor) -> Tensor:
-        """What the mean of a product of two sizes has more than the product of their means."""
-        return (self.members @ (needs * (1 - hosts)))[self.pairs[:, 1]]
+        Between them, what the mean of a product of two numbers has more than their means.
+        """
+        needs, hosts = self._hold(gates.double())
+        spread = (self.members @ (needs * (1 - hosts)))[self.pairs[:, 1]]
+        return self.members @ needs, spread, _either(_then(needs, 0)[self.kinds])
+
+    def _cases(self, some: Tensor) -> tuple[Tensor, Tensor]:
+        """The probability of each case, and what it makes of the mean number in every strand."""
+        whole = self.wholes == torch.arange(len(some), device=some.device)
+        doubt = torch.where(whole, some * (1 - some), -1.0).detach()
+        doubtful = doubt.topk(self.cases).indices
+        digits = torch.arange(self.cases, device=some.device)
+        left = (torch.arange(2**self.cases, device=some.device)[:, None] >> digits) & 1
+        chosen = some[doubtful]
+        weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
+        given = some.new_ones(len(left), len(some))
+        given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
+        return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
 
     def _total(self, numbers: Tensor, spread: Tensor, some: Tensor) -> Tensor:
         """All terms, from the means of the strands; there may be several cases.
@@ -202,6 +201,11 @@ class Ledger:
 def _then(values: Tensor, last: float) -> Tensor:
     """With a number at the end, where the index -1 finds it."""
     return torch.cat([values, values.new_full((*values.shape[:-1], 1), last)], -1)
+
+
+def _pairs(numbers: Tensor, pairs: Tensor) -> Tensor:
+    """Products of two each."""
+    return numbers[..., pairs[:, 0]] * numbers[..., pairs[:, 1]]
 
 
 def _product(values: Tensor) -> Tensor:
