@@ -1,4 +1,4 @@
-"""Claim to be tested: predicted latency is within 15% of the compacted network's, on CPU.
+r"""Claim to be tested: predicted latency is within 15% of the compacted network's, on CPU.
 
 LeNet-5 and ResNet-20 with automatic gates, at random widths: every group keeps between a tenth and
 all of its units. In one process the compacted networks are timed before and after the table is
@@ -10,7 +10,7 @@ network that one counts which a fifth are faster than.
 The GNU C library gives memory back to the system after some forwards and not after others, and
 then every page of it costs again. That is turned off, for no table can foresee it.
 
-    MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \\
+    MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
     python benchmarks/latency_prediction.py [--threads 2] [--out results/latency_prediction.json]
 """
 
