@@ -4,7 +4,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -35,12 +35,12 @@ def trace(
         args: positional example inputs.
         kwargs: example inputs by keyword.
         training: as the model computes in training.
-        any_batch: let the graph run at any batch size, which takes four times as long.
+        any_batch: let the graph run at any batch size, which takes three times as long.
     """
     args, kwargs = at_least_two((args, dict(kwargs or {})))
     dynamic = _dynamic(model, args, kwargs) if any_batch else None
     try:
-        with _undisturbed(model, training), _quiet():
+        with _undisturbed(model, training), _quiet(), _quick(any_batch):
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         return program.module(check_guards=False)
     except Exception as error:
@@ -75,6 +75,24 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.disabled, fx.config.do_not_emit_stack_traces = before
+
+
+@contextmanager
+def _quick(any_batch: bool) -> Iterator[None]:
+    """Without Python code for graphs that only lead to another one.
+
+    And, where sizes are symbols, without remembering what each operator gives: hardly any comes
+    again. Other versions of torch may not have these switches.
+    """
+    from torch._dynamo import config
+    from torch.fx import _lazy_graph_module as graphs
+
+    with ExitStack() as switches:
+        if hasattr(graphs, "_use_lazy_graph_module"):
+            switches.enter_context(graphs._use_lazy_graph_module(True))
+        if any_batch and hasattr(config, "fake_tensor_cache_enabled"):
+            switches.enter_context(config.patch(fake_tensor_cache_enabled=False))
+        yield
 
 
 def at_least_two(inputs: Any) -> Any:
