@@ -117,8 +117,10 @@ def _same_random_numbers() -> Iterator[None]:
     """Whoever calls next sees the random state as it was; noise is the same for all models."""
     initialized = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if initialized else []
+    # for devices that are not in use torch.manual_seed writes down the stack, which takes longer
+    random: Any = torch if torch.accelerator.is_available() else torch.default_generator
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+        random.manual_seed(0)
         yield
 
 
