@@ -44,6 +44,7 @@ def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
             gated.gates.log_alpha[group.slice] = torch.where(is_open, 90.0, -90.0)
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_costs_what_its_compacted_models_do(entry: Entry) -> None:
@@ -63,6 +64,7 @@ def assert_decided_costs(gated: hc.GatedModel, seed: int) -> None:
     assert expected(gated) == pytest.approx(found, rel=1e-12)
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_with_whole_groups_shut(entry: Entry) -> None:
@@ -139,6 +141,7 @@ def test_gradients_where_groups_are_often_left_with_nothing() -> None:
         assert slopes[:2, gate].tolist() == pytest.approx((both[:2] / 2e-4).tolist(), rel=1e-6)
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     for seed in range(10):
@@ -236,6 +239,7 @@ def test_lenet_with_the_paper_s_gates(lenet: hc.GatedModel, seed: int) -> None:
     assert_decided_costs(copy.deepcopy(lenet), seed)
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_pixels_are_selected() -> None:
     """Indices of the inputs that are kept are part of the small model's bytes."""
     gated = hc.attach_gates(
@@ -261,6 +265,7 @@ class Branch(nn.Module):
         return self.fc(torch.cat([beside, x], 1).mean((2, 3)))
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("sites", [["c:out"], ["fc:in"], ["c:out", "fc:in"], ["a:out", "c:out"]])
 def test_a_branch_that_is_shut_takes_its_inner_units_along(sites: list[str]) -> None:
     gated = hc.attach_gates(Branch(), torch.randn(2, 3, 2, 2), sites=sites)
