@@ -25,11 +25,24 @@ def ungated(gated: GatedModel) -> nn.Module:
 
 
 def make_plan(
-    gated: GatedModel, plain: nn.Module, *, min_units: int = 1, values: Tensor | None = None
+    gated: GatedModel,
+    plain: nn.Module,
+    *,
+    min_units: int = 1,
+    values: Tensor | None = None,
+    found: Walk | None = None,
 ) -> CompactionPlan:
-    """What the readout of the gates, or other values of them, leave of a model."""
+    """What the readout of the gates, or other values of them, leave of a model.
+
+    Args:
+        gated: the model with its gates.
+        plain: without them.
+        min_units: how many units each group keeps at least.
+        values: of the gates, in place of their readout.
+        found: what a walk over the plain model found, if it is known.
+    """
     args, kwargs = gated.example
-    found = walk(trace(plain, args, kwargs), plain)
+    found = found or walk(trace(plain, args, kwargs), plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
     z = masks(gated, plain, gates)
     yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})
