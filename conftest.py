@@ -1,7 +1,8 @@
 """What holds for the tests and for the examples in docstrings alike."""
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,23 @@ def own_cache(
 @pytest.fixture(autouse=True, scope="session")
 def unwatched_export() -> Iterator[None]:
     """Coverage does not follow ``torch.export`` inside torch, which would take twice as long."""
-    export = torch.export.export
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.export, "export", _unwatched(torch.export.export))
+        program = torch.export.ExportedProgram
+        patch.setattr(program, "module", _unwatched(program.module))
+        yield
 
+
+def _unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
     def unwatched(*args: Any, **kwargs: Any) -> Any:
         tracer = sys.gettrace()
         if not type(tracer).__module__.startswith("coverage"):
-            return export(*args, **kwargs)
+            return function(*args, **kwargs)
         sys.settrace(None)
         try:
-            return export(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             sys.settrace(tracer)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.export, "export", unwatched)
-        yield
+    return unwatched
