@@ -22,8 +22,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
     """Largest difference of two models' outputs, in units of what is tolerated."""
     worst, tolerance = 0.0, tolerated(reference, inputs)
-    for example in (inputs, *_others(reference, inputs)):
-        first = _outputs(reference, example)
+    for example, first in ((inputs, _outputs(reference, inputs)), *_others(reference, inputs)):
         second = _outputs(small, example)
         if [(t.shape, t.dtype) for t in first] != [(t.shape, t.dtype) for t in second]:
             return float("inf")
@@ -32,24 +31,24 @@ def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
     return worst
 
 
-def _others(reference: nn.Module, inputs: Inputs) -> list[Inputs]:
-    """More inputs, as far as the reference itself can take them.
+def _others(reference: nn.Module, inputs: Inputs) -> Iterator[tuple[Inputs, list[Tensor]]]:
+    """More inputs and what the reference makes of them, as far as it can take them.
 
     Zeros tell little, and a model for one batch size has no other.
     """
-    return [
-        example
-        for example in (another_batch(inputs), random_numbers(inputs))
-        if _gives_numbers(reference, example)
-    ]
+    for example in (another_batch(inputs), random_numbers(inputs)):
+        outputs = _numbers(reference, example)
+        if outputs is not None:
+            yield example, outputs
 
 
-def _gives_numbers(model: nn.Module, inputs: Inputs) -> bool:
+def _numbers(model: nn.Module, inputs: Inputs) -> list[Tensor] | None:
+    """Its outputs, if it takes these inputs and all that comes out are numbers."""
     try:
         outputs = _outputs(model, inputs)
     except Exception:  # whatever its forward does with inputs it was not made for
-        return False
-    return all(bool(t.is_meta or t.isfinite().all()) for t in outputs)
+        return None
+    return outputs if all(bool(t.is_meta or t.isfinite().all()) for t in outputs) else None
 
 
 def random_numbers(inputs: Inputs) -> Inputs:
