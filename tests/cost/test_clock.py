@@ -131,3 +131,17 @@ def test_the_clock_does_not_count_itself() -> None:
     calls = [lambda: None, lambda: sum(range(2000))]
     nothing, something = clock._times(calls, torch.device("cpu"), 50, 0.0)
     assert nothing < 0.001 < something
+
+
+def test_of_several_passes_the_least_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three was disturbed, and the forward in the first."""
+    one = Operation("", torch.ops.aten.relu.default, (spec(4),), {})
+    passes = iter([(1.0, 9.0), (30.0, 2.0), (1.1, 3.0)])
+
+    def timed_once(*_: object) -> dict[str, Grid]:
+        own, whole = next(passes)
+        return {one.name: Grid(((1, 4),), (own, 2 * own)), FORWARD: Grid((), (whole,))}
+
+    monkeypatch.setattr(clock, "_timed", timed_once)
+    found = timed([one], lambda: None, CPU, repeats=None)
+    assert found == {one.name: Grid(((1, 4),), (1.0, 2.0)), FORWARD: Grid((), (2.0,))}

@@ -32,11 +32,14 @@ BLOCKS = 4
 NARROW = (1, 4, 8)
 """Widths below a block that are looked at."""
 
-REPEATS = 15
-"""Timed calls of an operator at each point of its grid, at least."""
+PASSES = 3
+"""How often all is timed: a machine that others use is slow for seconds at times."""
 
-SECONDS = 4.0
-"""How long all are timed, at least: a machine that others use is slow for a second at times."""
+REPEATS = 5
+"""Timed calls of an operator at each point of its grid, at least, in each pass."""
+
+SECONDS = 3.0
+"""How long a pass takes, at least."""
 
 MODULE_CALL = "module call"
 """The name of what the call of a module costs besides its operators."""
@@ -137,7 +140,7 @@ def timed(
 ) -> dict[str, Grid]:
     """The grid of every operation, by name, those of the forward and of the call of a module.
 
-    Each point is timed so often, or REPEATS times and for some SECONDS in all.
+    Each point is timed so often, or in three passes of some seconds, of which the least counts.
 
     Example:
         >>> from hardconcrete.cost.operations import Spec, Width
@@ -149,8 +152,17 @@ def timed(
     """
     with torch.inference_mode():
         unique = list({one.name: one for one in operations}.values())
-        often = (REPEATS, SECONDS) if repeats is None else (repeats, 0.0)
-        return _timed(unique, forward, device, *often)
+        if repeats is not None:
+            return _timed(unique, forward, device, repeats, 0.0)
+        return _least([_timed(unique, forward, device, REPEATS, SECONDS) for _ in range(PASSES)])
+
+
+def _least(passes: Sequence[dict[str, Grid]]) -> dict[str, Grid]:
+    """Of every point the least time, for others only add to it."""
+    return {
+        name: Grid(grid.knots, tuple(map(min, *(each[name].ms for each in passes))))
+        for name, grid in passes[0].items()
+    }
 
 
 def _timed(

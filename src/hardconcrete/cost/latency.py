@@ -163,8 +163,8 @@ def measure_latency(
         example: positional and keyword inputs.
         gates: for the axes that are gated, the number of the gate of every index, or -1.
         batch: the number of examples, as many as in the example unless given.
-        repeats: timed calls of each operator at each point of its grid; without it 15, and for
-            four seconds in all.
+        repeats: timed calls of each operator at each point of its grid; without it three passes of
+            five calls and three seconds at least, of which the least counts.
         fresh: measure again what is in the cache.
     """
     size = batch_size(example)

@@ -186,8 +186,9 @@ class GatedModel(nn.Module):
 
         Args:
             batch: examples in a call; as many as the gates were attached with unless given.
-            repeats: timed calls of each operator at each point of its grid; without it 15, and for
-                four seconds in all, for a machine that others use is slow for a second at times.
+            repeats: timed calls of each operator at each point of its grid; without it three passes
+                of five calls and three seconds at least, of which the least counts: a machine that
+                others use is slow for seconds at times.
             fresh: time again what is in the cache, after a machine was busy, for example.
         """
         from hardconcrete.gating.accounting import latency_of
