@@ -1,6 +1,7 @@
 """A trace changes nothing in the model, and says in words what it cannot follow."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -77,6 +78,14 @@ def test_what_decides_by_its_data_is_told_what_to_do() -> None:
     _, build, inputs, _ = REFUSED[0]
     with pytest.raises(TraceError, match=r"use torch\.where or torch\.cond"):
         hc.find_groups(build(), *inputs(2))
+
+
+def test_threads_wait_for_each_other() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with ThreadPoolExecutor(3) as pool:
+        graphs = list(pool.map(lambda _: trace(model, (torch.zeros(2, 4),)), range(6)))
+    assert len({str(graph.graph) for graph in graphs}) == 1
+    assert not fx.config.do_not_emit_stack_traces
 
 
 def test_recurrent_layers_trace_without_a_warning() -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -152,21 +152,24 @@ def timed(
     """
     with torch.inference_mode():
         unique = list({one.name: one for one in operations}.values())
+        points = {one.name: _points(one) for one in unique}
+        once = partial(_timed, unique, points, forward, device)
         if repeats is not None:
-            return _timed(unique, forward, device, repeats, 0.0)
-        return _least([_timed(unique, forward, device, REPEATS, SECONDS) for _ in range(PASSES)])
+            return once(repeats, 0.0)
+        return _least([once(REPEATS, SECONDS) for _ in range(PASSES)])
 
 
 def _least(passes: Sequence[dict[str, Grid]]) -> dict[str, Grid]:
     """Of every point the least time, for others only add to it."""
     return {
-        name: Grid(grid.knots, tuple(map(min, *(each[name].ms for each in passes))))
+        name: Grid(grid.knots, tuple(map(min, zip(*(p[name].ms for p in passes), strict=True))))
         for name, grid in passes[0].items()
     }
 
 
 def _timed(
     operations: Sequence[Operation],
+    points: Mapping[str, Sequence[tuple[int, ...]]],
     forward: Call,
     device: torch.device,
     repeats: int,
@@ -174,7 +177,6 @@ def _timed(
 ) -> dict[str, Grid]:
     alone = partial(_times, [forward], device, 2 * repeats, seconds / 4)
     before = alone()
-    points = {one.name: _points(one) for one in operations}
     empty = partial(nn.Identity(), torch.zeros(1, device=device))
     calls: list[tuple[tuple[str, int], Call]] = [((MODULE_CALL, 0), empty)]
     for k in range(max(map(len, points.values()), default=0)):

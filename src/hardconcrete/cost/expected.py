@@ -19,6 +19,12 @@ KINDS = ("params", "macs", "weight_bytes")
 TINY = 1e-30
 """Instead of a division by zero."""
 
+SURE = 1e-12
+"""A group that is left with nothing, or not, less often is not in doubt."""
+
+FEW = 6
+"""Groups that are taken to be in doubt where code is compiled or captured: none can be asked."""
+
 NONE = 1e-6
 """An axis that is expected to have fewer indices has none."""
 
@@ -42,7 +48,7 @@ class Ledger:
         kinds: which kinds it has.
         owners: the group of every strand; the last stands for none.
         wholes: for every strand the one that has an index whenever it has: that of its group.
-        cases: of how many of these it is asked, for a mean, whether they are left with nothing.
+        cases: of how many of these it is asked at most, for a mean, whether nothing is left.
         base: indices of every axis that always stay.
         times: how often an axis has each strand.
         holds: whether it has it; the last stands for what always stays.
@@ -94,18 +100,19 @@ class Ledger:
         """Of every kind, what compaction leaves where these gates, 0 or 1, are open.
 
         For probabilities, of independent gates, it is the mean as long as no group can be left
-        with nothing, and near it elsewhere; there its gradient leaves out what such a group takes
-        along. Where named sites read a residual stream at several places, compaction can leave
-        less: a unit is one here, wherever along the stream it is read.
+        with nothing, and near it while that is unlikely; its gradient leaves out what such a group
+        takes along. Where named sites gate one of several layers that read a unit, compaction can
+        leave less, or more: a unit is one here, wherever it is read.
         """
         return self._total(*self._moments(gates))
 
     def mean(self, gates: Tensor) -> Tensor:
         """The mean over draws of independent gates that are open with these probabilities.
 
-        By cases: each of the groups that are most in doubt is left with nothing, or not. Exact if
-        none of the others can be, no gate stands in two clauses of one formula and no unit is gated
-        at several places; but indices that a layer selects are counted as if some were always gone.
+        By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
+        that are more than twelve (six where code is compiled), a gate stands in two clauses of one
+        formula, or named sites gate one of several layers that read a unit. And indices that a
+        layer selects are counted as if some were always gone.
         """
         number, spread, some = self._moments(gates)
         weights, given = self._cases(some)
@@ -137,9 +144,10 @@ class Ledger:
         """The probability of each case, and what it makes of the mean number in every strand."""
         whole = self.wholes == torch.arange(len(some), device=some.device)
         doubt = torch.where(whole, some * (1 - some), -1.0).detach()
-        doubtful = doubt.topk(self.cases).indices
-        digits = torch.arange(self.cases, device=some.device)
-        left = (torch.arange(2**self.cases, device=some.device)[:, None] >> digits) & 1
+        many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
+        doubtful = doubt.topk(many).indices
+        digits = torch.arange(many, device=some.device)
+        left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
         chosen = some[doubtful]
         weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
         given = some.new_ones(len(left), len(some))
@@ -196,6 +204,13 @@ class Ledger:
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
         return replace(self, **moved)  # type: ignore[arg-type]
+
+
+def _fixed(values: Tensor) -> bool:
+    """Whether what is computed may not depend on numbers."""
+    if values.is_meta or torch.compiler.is_compiling():
+        return True
+    return values.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _then(values: Tensor, last: float) -> Tensor:

@@ -221,7 +221,7 @@ def _grids(
     fresh: bool,
 ) -> dict[str, Grid]:
     """From the cache, where such a forward was timed before; else from the clock."""
-    words = "\n".join([ESTIMATOR, *(one.name for one in found)])
+    words = "\n".join([ESTIMATOR, str(repeats), *(one.name for one in found)])
     name = hashlib.sha256(words.encode()).hexdigest()
     file = cache_file(device)
     known = kept(file)

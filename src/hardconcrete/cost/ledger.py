@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -25,10 +25,13 @@ INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
 
 
-CASES = 6
+CASES = 12
 """Groups that are in doubt together, at most, where a mean is taken."""
 
-ROUNDS = 16
+ROOM = 1 << 24
+"""Numbers that their cases may take, for each table of the ledger."""
+
+ROUNDS = 64
 """Through how many layers it is followed, at most, what a layer with nothing left takes along."""
 
 
@@ -152,7 +155,7 @@ class Writer:
         dense = count(self.model, *self.example)
         self._note_tensors()
         rest = dense.macs - self._note_contractions(dense.macs)
-        return Ledger(
+        ledger = Ledger(
             dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
             constant=_numbers([[0.0, rest, 0.0]])[0],
             **self._needs(),
@@ -160,6 +163,9 @@ class Writer:
             **self._reach(),
             **self._factors(),
         )
+        largest = max(t.numel() for t in (ledger.sources, ledger.holds, ledger.factors))
+        room = (ROOM // max(largest, 1)).bit_length() - 1
+        return replace(ledger, cases=min(ledger.cases, CASES, room))
 
     def _note_tensors(self) -> None:
         """Terms of all parameters and buffers, and of the indices that layers select."""
@@ -229,7 +235,7 @@ class Writer:
         wholes = [k if s.group == NOBODY else s.group for k, s in enumerate(self.strands)]
         return {
             "wholes": torch.tensor(wholes, dtype=torch.int64),
-            "cases": min(CASES, len(set(wholes))),
+            "cases": len(set(wholes)),
             "clauses": padded([sorted(clause) for clause in wide]),
             "formulas": padded(
                 [[number.get(c, len(wide) + min(c)) for c in formula] for formula in self.formulas]

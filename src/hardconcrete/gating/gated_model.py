@@ -203,8 +203,9 @@ class GatedModel(nn.Module):
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
         is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
-        with nothing, and what that takes along. Single weights (``"fc1:each"``) leave a matrix
-        dense and save nothing here.
+        with nothing, and what that takes along: exact for up to twelve groups in doubt, unless
+        named sites gate one of several layers that read a unit. Single weights (``"fc1:each"``)
+        leave a matrix dense and save nothing here.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were

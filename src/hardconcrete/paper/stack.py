@@ -74,7 +74,8 @@ class Stack:
         self._compile, self._bf16 = compiled, first.recipe.bf16
         follow = None if first.budget is None else first.budget.step
         self._follow_budget = _compiled(follow) if follow and compiled else follow
-        self._side = torch.cuda.Stream() if follow and first.device.type == "cuda" else None
+        beside = follow is not None and first.device.type == "cuda"
+        self._side = torch.cuda.Stream(first.device) if beside else None
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,9 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hardconcrete.errors import TraceError
+
+ALONE = threading.RLock()
+"""One trace at a time: torch.export and its switches are of the whole process."""
 
 
 def as_args(example_inputs: Any) -> tuple[Any, ...]:
@@ -40,7 +44,7 @@ def trace(
     args, kwargs = at_least_two((args, dict(kwargs or {})))
     dynamic = _dynamic(model, args, kwargs) if any_batch else None
     try:
-        with _undisturbed(model, training), _quiet(), _quick(any_batch):
+        with ALONE, _undisturbed(model, training), _quiet(), _quick(any_batch):
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         return program.module(check_guards=False)
     except Exception as error:
