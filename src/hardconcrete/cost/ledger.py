@@ -164,7 +164,7 @@ class Writer:
             **self._factors(),
         )
         largest = max(t.numel() for t in (ledger.sources, ledger.holds, ledger.factors))
-        room = (ROOM // max(largest, 1)).bit_length() - 1
+        room = max(1, ROOM // max(largest, 1)).bit_length() - 1
         return replace(ledger, cases=min(ledger.cases, CASES, room))
 
     def _note_tensors(self) -> None:
