@@ -1,5 +1,5 @@
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hardconcrete.cost.aliveness import Aliveness, together
 from hardconcrete.structure.relations import Relations
@@ -14,7 +14,10 @@ def aliveness(model: nn.Module, gates: dict[tuple[str, int], list[int]]) -> Aliv
 
 
 def needs(alive: Aliveness, place: tuple[str, int]) -> list[list[list[int]]]:
-    return [sorted(map(sorted, formula)) for formula in alive.indices(place)]
+    """The gates of the clauses, which count in any case."""
+    formulas = alive.indices(place)
+    assert not any(at for formula in formulas for clause in formula for _, at in clause)
+    return [sorted(sorted(gate for gate, _ in clause) for clause in f) for f in formulas]
 
 
 def test_a_unit_needs_the_gate_that_reads_it() -> None:
@@ -40,7 +43,46 @@ def test_makers_and_readers_are_both_needed() -> None:
     assert needs(aliveness(dense(), gates), ("0.weight", 0)) == [[[k], [k + 6]] for k in index]
 
 
+class Heads(nn.Module):
+    """Two layers that read the same units, of which a third reads one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(3, 2)
+        self.d = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.a(x).relu()
+        return self.c(x), self.d(self.b(x).relu())
+
+
+def test_a_gate_counts_while_its_layer_has_outputs() -> None:
+    gates = {("b.weight", 1): [0, 1, 2], ("c.weight", 1): [3, 4, 5], ("d.weight", 1): [6, 7]}
+    alive = aliveness(Heads(), gates)
+    at = {place: frozenset([k]) for k, place in enumerate(alive.places)}
+    b, c = at["b.weight", 1], at["c.weight", 1]
+    assert alive.indices(("a.weight", 0)) == [{frozenset([(k, b), (k + 3, c)])} for k in range(3)]
+    assert alive.indices(("b.weight", 1)) == [{frozenset([(k, b)])} for k in range(3)]
+    assert needs(alive, ("d.weight", 1)) == [[[6]], [[7]]]  # it alone reads them
+
+
+def test_a_layer_without_gates_counts_while_it_has_outputs() -> None:
+    alive = aliveness(Heads(), {("c.weight", 1): [0, 1, 2], ("b.weight", 0): [3, 4]})
+    at = {place: frozenset([k]) for k, place in enumerate(alive.places)}
+    b, c = at["b.weight", 1], at["c.weight", 1]
+    assert alive.indices(("a.weight", 0)) == [{frozenset([(-1, b), (k, c)])} for k in range(3)]
+
+
 def test_what_another_clause_implies_is_dropped() -> None:
-    a, b, c = frozenset([1]), frozenset([1, 2]), frozenset([3, 4])
+    def clause(*gates: int) -> frozenset[tuple[int, frozenset[int]]]:
+        return frozenset((gate, frozenset()) for gate in gates)
+
+    a, b, c = clause(1), clause(1, 2), clause(3, 4)
     assert together([a, b, c, c]) == {a, c}
     assert together([]) == frozenset()
+
+
+def test_what_counts_on_fewer_axes_implies_what_counts_on_more() -> None:
+    one, both, always = (frozenset([(1, frozenset(at))]) for at in ([5], [5, 6], []))
+    assert together([one, both, always]) == {one}
+    assert together([both, always]) == {both}

@@ -296,6 +296,75 @@ def test_a_branch_that_is_shut_takes_its_inner_units_along(sites: list[str]) -> 
         assert delivered(gated) == counted(gated)
 
 
+class Joined(nn.Module):
+    """Units that two layers read, of which the second also reads what the first makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 2, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.c, self.d, self.fc = nn.Conv2d(5, 3, 1), nn.Conv2d(8, 2, 1), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat([self.a(x), self.b(x)], 1)
+        z = self.c(y.relu()).relu()
+        return self.fc(self.d(torch.cat([y, z], 1)).relu().mean((2, 3)))
+
+
+class Apart(nn.Module):
+    """Two branches that read overlapping parts of the same units, and a channel of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 6, 1), nn.Conv2d(5, 3, 1), nn.Conv2d(4, 2, 1)
+        self.d, self.fc = nn.Conv2d(5, 3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).relu()
+        padded = nn.functional.pad(y[:, :4], (0, 0, 0, 0, 0, 1))
+        z = torch.cat([self.b(padded).relu(), self.c(y[:, 2:]).relu()], 1)
+        return self.fc(self.d(z).relu().mean((2, 3)))
+
+
+class Transposed(nn.Module):
+    """A weight that is also used the other way round, and a layer with one input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.tied, self.out = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), nn.Linear(7, 2)
+        self.one, self.two = nn.Linear(1, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.a(x).mean((2, 3))
+        z = self.tied(x.relu()).tanh()
+        back = nn.functional.linear(z, self.tied.weight.t())
+        return self.out(torch.cat([z, back], 1)), self.two(self.one(x.mean(1, keepdim=True)))
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize(
+    ("network", "sites"),
+    [
+        (Joined, ["c:in", "d:in"]),
+        (Joined, ["c:out", "d:in"]),
+        (Joined, ["a:in", "b:out", "c:in", "c:out", "d:in", "fc:in"]),
+        (Apart, ["b:in", "c:in", "d:in"]),
+        (Apart, ["a:out", "b:in", "d:out"]),
+        (Apart, "auto"),
+        (Transposed, ["tied:in", "tied:out", "out:in", "one:in"]),
+    ],
+)
+def test_units_that_several_layers_read_go_one_by_one(
+    network: type[nn.Module], sites: str | list[str]
+) -> None:
+    gated = hc.attach_gates(network(), torch.randn(2, 3, 2, 2), sites=sites)
+    for seed in range(12):
+        drawn = torch.rand(len(gated.gates.log_alpha), generator=torch.manual_seed(seed))
+        gated.gates.log_alpha.data.copy_(torch.where(drawn < 0.15 + 0.1 * (seed % 6), 50.0, -50.0))
+        found = counted(gated)
+        assert delivered(gated) == found
+        assert expected(gated) == pytest.approx(found, rel=1e-9)
+
+
 def test_units_that_are_not_gated_stay() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), exclude="0")
     gated.gates.log_alpha.data.fill_(-90.0)

@@ -47,10 +47,15 @@ def make_plan(
     z = masks(gated, plain, gates)
     yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})
     yard.bury()
+    reads = {
+        name: yard.open_along(name, 1) & yard.keeps((name, 1))
+        for name in yard.alive
+        if (name, 1) in yard.roots
+    }
     structure = describe(found, plain, 1)
     chance = masks(gated, plain, gated.gates.distribution().open_probability.detach().cpu())
     yard.revive(structure, min_units, chance)
-    selections, closed = _selections(yard, plain)
+    selections, closed = _selections(yard, plain, reads)
     groups = {}
     for group in structure:
         roots = yard.relations.units_of(group)
@@ -107,16 +112,19 @@ def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, 
 
 
 def _selections(
-    yard: Graveyard, plain: nn.Module
+    yard: Graveyard, plain: nn.Module, reads: Mapping[str, Tensor]
 ) -> tuple[dict[str, tuple[int, ...]], dict[tuple[str, int], Tensor]]:
-    """Layers with shut inputs whose units live on: they select what they read."""
+    """Layers with shut inputs whose units live on: they select what they read.
+
+    One that reads nothing at all, or had nothing left, has nothing to select.
+    """
     selections, closed = {}, {}
     revived = torch.tensor(sorted(yard.revived), dtype=torch.int64)
-    for name, path in selecting_layers(plain).items():
-        if name not in yard.alive or (name, 1) not in yard.roots:
+    for name, path in selecting_layers(plain, yard.relations).items():
+        if name not in reads or not reads[name].any():
             continue
         arriving = yard.keeps((name, 1))
-        shut = arriving & ~yard.open_along(name, 1)
+        shut = arriving & ~reads[name]
         shut &= ~torch.isin(yard.roots[name, 1], revived)  # these were asked for
         if (arriving & ~shut).any() and shut.any():
             closed[name, 1] = shut

@@ -8,11 +8,21 @@ from torch import Tensor
 from hardconcrete.structure.groups import Place
 from hardconcrete.structure.relations import Relations
 
-Clause = frozenset[int]
-"""Gates of which one must be open."""
+Element = tuple[int, frozenset[int]]
+"""A gate, or none, and axes of gated parameters: it counts while one of them is not cut off.
+
+An axis is cut off where nothing is left along another axis of its parameter. Without axes it
+always counts.
+"""
+
+Clause = frozenset[Element]
+"""Elements of which one must hold: its gate is open, and it counts."""
 
 Formula = frozenset[Clause]
 """Clauses that must all hold; the empty one always does."""
+
+ALWAYS = -1
+"""The gate of an index that has none, and the number of an axis that nothing cuts off."""
 
 
 class Aliveness:
@@ -21,30 +31,54 @@ class Aliveness:
     Args:
         relations: who reads and makes whom.
         gates: for the axes that are gated, the gate of every index, or -1.
+
+    Attributes:
+        places: all axes of gated parameters.
     """
 
     def __init__(self, relations: Relations, gates: Mapping[Place, Tensor]) -> None:
         self.relations = relations
         self.gates = gates
+        gated = {name for name, _ in gates}
+        self.places = [place for place in relations.roots if place[0] in gated]
+        self._numbers = {place: k for k, place in enumerate(self.places)}
+        self._mixed = set[int]()
         self._read = self._clauses(lambda place: relations.read.get(place, set()))
         self._made = self._clauses(
             lambda place: set(relations.roots[place].tolist()) - relations.only_read(place)
         )
 
     def _clauses(self, members: Callable[[Place], set[int]]) -> dict[int, Clause]:
-        """The gates of all axes of a unit, for units without an axis that has none."""
-        gates, free = defaultdict[int, set[int]](set), set[int]()
+        """The gates of all axes of a unit, for units without an axis that always has them."""
+        found = defaultdict[int, dict[int, set[int]]](lambda: defaultdict(set))
         for place, roots in self.relations.roots.items():
-            own = members(place)
+            own, number = members(place), self._numbers.get(place, ALWAYS)
             for root, gate in zip(roots.tolist(), self._gates(place, len(roots)), strict=True):
-                if root in own and gate < 0:
-                    free.add(root)
-                elif root in own:
-                    gates[root].add(gate)
-        return {root: frozenset(found) for root, found in gates.items() if root not in free}
+                if root in own:
+                    found[root][number].add(gate)
+        return {
+            root: clause for root, axes in found.items() if (clause := self._clause(root, axes))
+        }
+
+    def _clause(self, root: int, axes: Mapping[int, set[int]]) -> Clause | None:
+        """Of the gates of a unit by axis.
+
+        Where all axes have the same ones, as those of whole groups, it is enough to know whether
+        all are cut off.
+        """
+        every = set().union(*axes.values())
+        mixed = root not in self.relations.removable or any(own != every for own in axes.values())
+        if mixed:
+            self._mixed.add(root)
+        if ALWAYS in axes.get(ALWAYS, ()) or every == {ALWAYS}:
+            return None
+        stands = {gate: frozenset(k for k, own in axes.items() if gate in own) for gate in every}
+        return frozenset(
+            (gate, at if mixed and ALWAYS not in at else frozenset()) for gate, at in stands.items()
+        )
 
     def _gates(self, place: Place, size: int) -> list[int]:
-        return self.gates[place].tolist() if place in self.gates else [-1] * size
+        return self.gates[place].tolist() if place in self.gates else [ALWAYS] * size
 
     def unit(self, root: int) -> Formula:
         """What a unit needs."""
@@ -55,19 +89,34 @@ class Aliveness:
 
     def indices(self, place: Place) -> list[Formula]:
         """What each index of an axis needs: its unit, and its own gate."""
-        roots = self.relations.roots[place]
-        return [
-            self.unit(root) if gate < 0 else together([*self.unit(root), frozenset([gate])])
-            for root, gate in zip(roots.tolist(), self._gates(place, len(roots)), strict=True)
-        ]
+        roots = self.relations.roots[place].tolist()
+        found = []
+        for root, gate in zip(roots, self._gates(place, len(roots)), strict=True):
+            at = [self._numbers[place]] if root in self._mixed and gate != ALWAYS else []
+            own = [] if gate == ALWAYS else [frozenset([(gate, frozenset(at))])]
+            found.append(together([*self.unit(root), *own]))
+        return found
 
 
 def together(clauses: Iterable[Clause]) -> Formula:
     """All of the clauses, without those that another one implies.
 
     Example:
-        >>> [sorted(clause) for clause in together([frozenset([1, 2, 3]), frozenset([2])])]
-        [[2]]
+        >>> one, two = (1, frozenset()), (2, frozenset())
+        >>> together([frozenset([one, two]), frozenset([two])]) == {frozenset([two])}
+        True
     """
     given = set(clauses)
-    return frozenset(clause for clause in given if not any(other < clause for other in given))
+    return frozenset(
+        clause
+        for clause in given
+        if not any(other != clause and _implies(other, clause) for other in given)
+    )
+
+
+def _implies(one: Clause, other: Clause) -> bool:
+    """Whether each element of one is in the other, or is one of those that count there."""
+    return all(
+        any(gate == own and (not at or (at_one and at_one <= at)) for own, at in other)
+        for gate, at_one in one
+    )

@@ -26,7 +26,7 @@ FEW = 6
 """Groups that are taken to be in doubt where code is compiled or captured: none can be asked."""
 
 NONE = 1e-6
-"""An axis that is expected to have fewer indices has none."""
+"""An axis that is expected to have fewer indices has none, and what is as likely is not there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,9 @@ class Ledger:
 
     Args:
         dense: the cost of the model without gates.
-        clauses: gates of every clause that has several, of which one must be open.
-        formulas: what must all hold, by number: first these clauses, then the gates.
+        clauses: gates of every clause that has several, of which one must be open, by number:
+            first those that are tied, then all.
+        formulas: what must all hold, by number: first these clauses, then such gates.
         needs: the formula of every kind of index.
         hosts: the formula of the unit that such an index belongs to.
         members: how many indices of each kind a strand has.
@@ -58,6 +59,8 @@ class Ledger:
         sources: by which of these, or by something without gates at the end, the units of a group
             are read, and by which they are made.
         rounds: through how many layers a layer with nothing left can take others along.
+        tied: gates, or none, that count while one of some axes of gated parameters has others.
+        stands: which axes.
         pairs: strands of one group whose sizes are multiplied, the finer one last.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
@@ -84,6 +87,8 @@ class Ledger:
     others: Tensor
     sources: Tensor
     rounds: int
+    tied: Tensor
+    stands: Tensor
     pairs: Tensor
     factors: Tensor
     prices: Tensor
@@ -101,10 +106,10 @@ class Ledger:
 
         For probabilities, of independent gates, it is the mean as long as no group can be left
         with nothing, and near it while that is unlikely; its gradient leaves out what such a group
-        takes along. Where named sites gate one of several layers that read a unit, compaction can
-        leave less, or more: a unit is one here, wherever it is read.
+        takes along.
         """
-        return self._total(*self._moments(gates))
+        number, spread, some, reached = self._settled(gates)
+        return self._total(number, spread, some, reached)
 
     def mean(self, gates: Tensor) -> Tensor:
         """The mean over draws of independent gates that are open with these probabilities.
@@ -114,53 +119,81 @@ class Ledger:
         formula, or named sites gate one of several layers that read a unit. And indices that a
         layer selects are counted as if some were always gone.
         """
-        number, spread, some = self._moments(gates)
-        weights, given = self._cases(some)
+        cases = self._cases(self._moments(self._asked(gates))[2].detach())
+        number, spread, some, reached = self._settled(gates, cases)
+        weights, given = cases.weights(some), cases.given(some)
         numbers = number * given  # E[n | case], since n is 0 where nothing is left
         together = (_pairs(number, self.pairs) + spread) * given[:, self.pairs[:, 1]]
         spreads = together - _pairs(numbers, self.pairs)
-        return weights @ self._total(numbers, spreads, (some * given).clamp(max=1))
+        costs = self._total(numbers, spreads, (some * given).clamp(max=1), reached)
+        return (weights / weights.sum()) @ costs
 
     def sizes(self, gates: Tensor) -> Tensor:
         """Of every axis, as ``cost``."""
-        number, _, some = self._moments(gates)
-        return self._left(number, some, self._reached(some.detach()))
+        number, _, some, reached = self._settled(gates)
+        return self._left(number, some, reached)
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def _moments(self, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the strands the mean number of indices and the probability that there is one.
-
-        Between them, what the mean of a product of two numbers has more than their means.
-        """
-        needs, hosts = self._hold(gates.double())
-        spread = (self.members @ (needs * (1 - hosts)))[self.pairs[:, 1]]
-        return self.members @ needs, spread, _either(_then(needs, 0)[self.kinds])
-
-    def _cases(self, some: Tensor) -> tuple[Tensor, Tensor]:
-        """The probability of each case, and what it makes of the mean number in every strand."""
-        whole = self.wholes == torch.arange(len(some), device=some.device)
-        doubt = torch.where(whole, some * (1 - some), -1.0).detach()
-        many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
-        doubtful = doubt.topk(many).indices
-        digits = torch.arange(many, device=some.device)
-        left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
-        chosen = some[doubtful]
-        weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
-        given = some.new_ones(len(left), len(some))
-        given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
-        return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
-
-    def _total(self, numbers: Tensor, spread: Tensor, some: Tensor) -> Tensor:
-        """All terms, from the means of the strands; there may be several cases.
+    def _settled(self, gates: Tensor, cases: "Cases | None" = None) -> tuple[Tensor, ...]:
+        """Moments of the strands, and whether something reads and something makes their units.
 
         A layer of which nothing is left takes along what it alone reads or makes. No gate is to
-        take all others along: this has no gradient.
+        take all others along: this has no gradient. Of probabilities both is the smaller and
+        either the larger one: what is certain about all but one is exact, and going round in
+        circles changes nothing.
         """
-        reached = self._reached(some.detach())
+        gates = self._asked(gates)
+        number, spread, some = self._moments(gates)
+        reached = torch.ones_like(some)
+        for _ in range(self.rounds):
+            now = some.detach()
+            if cases is not None:
+                now = (now * cases.given(now)).clamp(max=1)
+            alive = self.holds * _then(torch.minimum(now, reached), 1)[..., None, :]
+            rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
+            groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
+            reached = _then(groups, 1)[..., self.owners]
+            if len(self.tied):
+                number, spread, some = self._moments(gates, (rest > NONE).double())
+        return number, spread, some, reached
+
+    def _asked(self, gates: Tensor) -> Tensor:
+        """Of all gates, those that are gone included."""
+        if self.told is None:
+            return gates.double()
+        return _then(gates.double(), 0)[self.told]
+
+    def _moments(self, gates: Tensor, rest: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the strands the mean number of indices and the probability that there is one.
+
+        Between them, what the mean of a product of two numbers has more than their means. An axis
+        of which nothing is left besides has no gates.
+        """
+        rest = gates.new_ones(self.sources.shape[2]) if rest is None else rest
+        tied = _then(gates, 1)[self.tied] * rest[..., self.stands].amax(-1)
+        values = torch.cat([tied, gates.expand(*rest.shape[:-1], -1)], -1)
+        clauses = _either(_then(values, 0)[..., self.clauses])
+        formulas = _product(_then(torch.cat([clauses, values], -1), 1)[..., self.formulas])
+        needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
+        spread = (needs * (1 - hosts)) @ self.members.T
+        some = _either(_then(needs, 0)[..., self.kinds])
+        return needs @ self.members.T, spread[..., self.pairs[:, 1]], some
+
+    def _cases(self, some: Tensor) -> "Cases":
+        """The groups that are in doubt, each left with nothing or not."""
+        whole = self.wholes == torch.arange(len(some), device=some.device)
+        doubt = torch.where(whole, some * (1 - some), -1.0)
+        many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
+        digits = torch.arange(many, device=some.device)
+        left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
+        return Cases(doubt.topk(many).indices, left, self.wholes)
+
+    def _total(self, numbers: Tensor, spread: Tensor, some: Tensor, reached: Tensor) -> Tensor:
+        """All terms, from the means of the strands; there may be several cases."""
         sizes = self._left(numbers, some, reached)
         spread = spread * reached[..., self.pairs[:, 1]]
         selects = torch.where(sizes < sizes[..., self.arriving], sizes, 0.0)
@@ -171,39 +204,45 @@ class Ledger:
         """Sizes of the axes. Every group keeps one unit; nothing left to select, all stays."""
         numbers = numbers * (reached / torch.maximum(some, reached).clamp(min=TINY))
         empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
-        sizes = self._sizes(numbers) + empty @ self.spare.T
-        return torch.where(sizes > NONE, sizes, sizes[..., self.arriving])
+        own = self._sizes(numbers)
+        sizes = own + empty @ self.spare.T
+        return torch.where(own > NONE, sizes, sizes[..., self.arriving])
 
     def _sizes(self, numbers: Tensor) -> Tensor:
         return self.base + numbers @ self.times.T
-
-    def _hold(self, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """The probability of what each kind of index needs, and of what its unit needs."""
-        if self.told is not None:
-            gates = torch.cat([gates, gates.new_zeros(1)])[self.told]
-        clauses = _either(_then(gates, 0)[self.clauses])
-        formulas = _product(_then(torch.cat([clauses, gates]), 1)[self.formulas])
-        return formulas[self.needs], formulas[self.hosts]
-
-    def _reached(self, some: Tensor) -> Tensor:
-        """Whether something reads and something makes the units of each strand.
-
-        Of probabilities both is the smaller and either the larger one: what is certain about all
-        but one is exact, and going round in circles changes nothing.
-        """
-        reached = torch.ones_like(some)
-        for _ in range(self.rounds):
-            alive = self.holds * _then(torch.minimum(some, reached), 1)[..., None, :]
-            rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
-            groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
-            reached = _then(groups, 1)[..., self.owners]
-        return reached
 
     def to(self, device: torch.device) -> "Ledger":
         """The same on another device."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
         return replace(self, **moved)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Cases:
+    """Of some strands, whether they are left with nothing.
+
+    Args:
+        doubtful: which ones.
+        left: 0 or 1 for each of them, a row for every case.
+        wholes: as the ledger's.
+    """
+
+    doubtful: Tensor
+    left: Tensor
+    wholes: Tensor
+
+    def weights(self, some: Tensor) -> Tensor:
+        """The probability of every case."""
+        chosen = some[..., self.doubtful]
+        parts = torch.where(self.left > 0, chosen, 1 - chosen).unbind(-1)
+        return reduce(torch.mul, parts, some.new_ones(len(self.left)))
+
+    def given(self, some: Tensor) -> Tensor:
+        """What a case makes of the mean number in every strand."""
+        ones = some.new_ones(len(self.left), some.shape[-1])
+        chosen = some[..., self.doubtful].clamp(min=TINY)
+        return ones.index_copy(1, self.doubtful, self.left / chosen)[:, self.wholes]
 
 
 def _fixed(values: Tensor) -> bool:

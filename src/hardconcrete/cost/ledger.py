@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.cost.aliveness import Aliveness, Formula
+from hardconcrete.cost.aliveness import Aliveness, Element, Formula
 from hardconcrete.cost.count import count
 from hardconcrete.cost.expected import KINDS, Ledger, padded
 from hardconcrete.structure.groups import Place, describe
@@ -84,8 +84,11 @@ class Writer:
         self.model, self.example = model, example
         self.walk = walk(trace(model, *example), model)
         self.relations = Relations(self.walk)
-        self.gates = {place: gates[place] for place in gates if place in self.relations.roots}
-        self.alive = Aliveness(self.relations, self.gates)
+        for place in gates:  # along an axis of size 1, or of a kernel, there are no units
+            nobody = torch.full_like(gates[place], NOBODY)
+            self.relations.roots.setdefault(place, nobody)
+        self.gates = gates
+        self.alive = Aliveness(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
         self.strands: list[Strand] = []
         self.rows: dict[Row, int] = {}
@@ -94,12 +97,12 @@ class Writer:
         groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
         self.never_empty = len(groups)
         alone = self.relations.removable - {root for roots in groups for root in roots}
-        self.groups = groups + [[root] for root in sorted(alone) if self.alive.unit(root)]
+        self.groups = groups + [[root] for root in sorted(alone)]
         self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
         for k, roots in enumerate(self.groups):
             own = [self._number(self.alive.unit(root)) for root in roots]
             self.strands.append(Strand(k, tuple(zip(own, own, strict=True))))
-        layers = selecting_layers(model)
+        layers = selecting_layers(model, self.relations)
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
         self.apart = {place: row for place in self.gates if (row := self._apart(place))}
         self.selected = {
@@ -163,7 +166,10 @@ class Writer:
             **self._reach(),
             **self._factors(),
         )
-        largest = max(t.numel() for t in (ledger.sources, ledger.holds, ledger.factors))
+        tables = [ledger.sources, ledger.holds, ledger.factors]
+        if len(ledger.tied):  # what a unit needs is another thing in every case
+            tables += [ledger.clauses, ledger.formulas, ledger.kinds]
+        largest = max(table.numel() for table in tables)
         room = max(1, ROOM // max(largest, 1)).bit_length() - 1
         return replace(ledger, cases=min(ledger.cases, CASES, room))
 
@@ -222,10 +228,22 @@ class Writer:
                         spread = "spread", self.pairs.setdefault(pair, len(self.pairs))
                         self.terms.append((tuple(m * n * p for p in prices), [spread, *rest]))
 
+    def _tied(self) -> list[Element]:
+        """What does not always count."""
+        found = (e for formula in self.formulas for clause in formula for e in clause if e[1])
+        return list(dict.fromkeys(found))
+
     def _needs(self) -> dict[str, Any]:
-        """Clauses of several gates come first; then every gate is one."""
-        wide = dict.fromkeys(c for formula in self.formulas for c in formula if len(c) > 1)
-        number = {clause: k for k, clause in enumerate(wide)}
+        """Clauses of several elements come first; then every element is one."""
+        clauses = dict.fromkeys(clause for formula in self.formulas for clause in formula)
+        wide = [clause for clause in clauses if len(clause) > 1]
+        tied = self._tied()
+        place = {element: k for k, element in enumerate(tied)}
+        number = {
+            clause: sorted(place.get(element, len(tied) + element[0]) for element in clause)
+            for clause in clauses
+        }
+        first = {clause: k for k, clause in enumerate(wide)}
         kinds = list(dict.fromkeys(kind for strand in self.strands for kind in strand.indices))
         column = {kind: k for k, kind in enumerate(kinds)}
         members = torch.zeros(len(self.strands), len(kinds), dtype=torch.float64)
@@ -236,9 +254,14 @@ class Writer:
         return {
             "wholes": torch.tensor(wholes, dtype=torch.int64),
             "cases": len(set(wholes)),
-            "clauses": padded([sorted(clause) for clause in wide]),
+            "tied": torch.tensor([gate for gate, _ in tied], dtype=torch.int64),
+            "stands": _filled([sorted(at) for _, at in tied]),
+            "clauses": padded([number[clause] for clause in wide]),
             "formulas": padded(
-                [[number.get(c, len(wide) + min(c)) for c in formula] for formula in self.formulas]
+                [
+                    [first.get(clause, len(wide) + number[clause][0]) for clause in formula]
+                    for formula in self.formulas
+                ]
             ),
             "needs": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
             "hosts": torch.tensor([host for _, host in kinds], dtype=torch.int64),
@@ -267,8 +290,7 @@ class Writer:
 
     def _reach(self) -> dict[str, Any]:
         """Which axes of gated parameters read and make the groups; the last stands for others."""
-        tensors = {name for name, _ in self.gates}
-        places = [place for place in self.arriving if place[0] in tensors]
+        places = self.alive.places
         sources = torch.zeros(2, len(self.groups), len(places) + 1, dtype=torch.float64)
         readers, makers = sources
         for k, (first, *_) in enumerate(self.groups):
@@ -289,11 +311,11 @@ class Writer:
             for name, dim in places
         ]
         numbers = [[self.rows[row] for row in rows] for rows in others]
-        rounds = min(len(self._mortal(others, sources)), ROUNDS)
+        rounds = min(self._deaths(others, sources), ROUNDS)
         return {"others": padded(numbers), "sources": sources, "rounds": rounds}
 
-    def _mortal(self, others: Sequence[Sequence[Row]], sources: Tensor) -> set[int]:
-        """The groups that go when something else is left with nothing."""
+    def _deaths(self, others: Sequence[Sequence[Row]], sources: Tensor) -> int:
+        """Of how many groups, or axes where units go one by one, one death can follow another."""
         always = self.formulas.get(frozenset())
         gated = [all(need != always for need, _ in strand.indices) for strand in self.strands]
         mortal = set[int]()
@@ -309,7 +331,7 @@ class Writer:
             ends = (sources.bool() & lasts).any(2).logical_not().any(0)  # unread, or unmade
             found = set(ends.nonzero().flatten().tolist())
             if found == mortal:
-                return mortal
+                return int((~lasts).sum()) if self._tied() else len(mortal)
             mortal = found
 
     def _factors(self) -> dict[str, Any]:
@@ -318,6 +340,13 @@ class Writer:
         prices = _numbers([prices for prices, _ in self.terms]).T
         pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
         return {"factors": padded(factors), "prices": prices, "pairs": pairs}
+
+
+def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of indices as one table; a short row says its first one again."""
+    width = max(map(len, rows), default=1)
+    table = [[*row, *[row[0]] * (width - len(row))] for row in rows]
+    return torch.tensor(table, dtype=torch.int64).view(len(rows), width)
 
 
 def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:

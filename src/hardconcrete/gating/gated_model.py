@@ -203,9 +203,9 @@ class GatedModel(nn.Module):
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
         is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
-        with nothing, and what that takes along: exact for up to twelve groups in doubt. Both
-        can be above or below the compacted model where named sites gate layers that read the same
-        units: a layer that nobody reads any more is not seen to let go of some of its inputs alone.
+        with nothing, and what that takes along: exact for up to twelve groups in doubt. Where named
+        sites gate one of several layers that read a unit, it is near the mean as long as such a
+        layer is rarely left without any input.
         Single weights (``"fc1:each"``) leave a matrix dense and save nothing here.
 
         Args:
@@ -232,8 +232,6 @@ class GatedModel(nn.Module):
     @torch.no_grad()
     def delivered(self, cost: str) -> Tensor:
         """The cost of what the readout of the gates leaves now: that of the compacted model.
-
-        It can be another where named sites gate layers that read the same units: see ``expected``.
 
         Args:
             cost: as for ``expected``, which undecided gates make differ from this.

@@ -16,6 +16,7 @@ class Relations:
         roots: the unit at every index of every axis.
         read: for the axes that units are summed over, which ones.
         made: for the axes that units come from, which ones.
+        users: for every parameter the modules that multiply by it.
         removable: units that something reads and nothing fixes.
         disturbed: units whose zeros do not stay zero on the way.
     """
@@ -25,10 +26,12 @@ class Relations:
         self.roots: dict[Place, Tensor] = walk.roots()
         self.read: dict[Place, set[int]] = defaultdict(set)
         self.made: dict[Place, set[int]] = defaultdict(set)
+        self.users: dict[str, set[str]] = defaultdict(set)
         for contraction in walk.scope.contractions:
             for known, places in ((self.read, contraction.reads), (self.made, contraction.makes)):
                 for place, found in places:
                     known[place].update(labels.find(found).flatten().tolist())
+                    self.users[place[0]].add(contraction.module)
         self.removable = set().union(*self.read.values()) - labels.why_fixed().keys()
         self.disturbed = labels.disturbed()
 
@@ -47,17 +50,20 @@ class Relations:
         return found
 
 
-def selecting_layers(model: nn.Module) -> dict[str, str]:
+def selecting_layers(model: nn.Module, relations: Relations) -> dict[str, str]:
     """Layers that can be told to read some of their inputs only, by the name of their weight."""
     holders: dict[int, int] = defaultdict(int)
     for module in model.modules():
         for parameter in module._parameters.values():
             holders[id(parameter)] += 1
-    return {
-        f"{path}.weight" if path else "weight": path
-        for path, module in model.named_modules()
-        if _can_select(module) and holders[id(module.weight)] == 1
-    }  # whoever shares the weight would get it cut, and not select
+    found = {}
+    for path, module in model.named_modules():
+        if _can_select(module) and holders[id(module.weight)] == 1:
+            name = f"{path}.weight" if path else "weight"
+            users = [model.get_submodule(user) for user in relations.users[name]]
+            if all(user is module for user in users):
+                found[name] = path
+    return found  # whoever else has the weight, or takes it, would get it cut, and not select
 
 
 def _can_select(module: nn.Module) -> bool:
