@@ -374,10 +374,34 @@ def test_units_that_are_not_gated_stay() -> None:
 
 def test_single_weights_save_nothing_but_their_group_size() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:each"])
-    decide(gated, 0)
-    assert expected(gated) == gated.ledger.dense.tolist() == delivered(gated)
+    gated.gates.log_alpha.data.view(-1, 6)[0] = -90.0  # every unit is still read
+    assert expected(gated) == gated.ledger.dense.tolist() == delivered(gated) == counted(gated)
     left = gated.units_left()[0]
-    assert gated.expected("group_size").item() == gated.delivered("group_size").item() == left
+    assert gated.delivered("group_size").item() == left == len(gated.gates.log_alpha) - 6
+    with pytest.raises(ArgumentError, match="100% are not gated"):
+        hc.Budget(gated, params=0.9)
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize(
+    ("network", "sites"),
+    [
+        (Joined, ["a:each", "c:each", "d:each", "fc:in"]),
+        (Joined, ["c:in", "d:each"]),
+        (Apart, ["a:out", "b:each", "c:each"]),
+        (Apart, ["b:each", "c:in", "d:each"]),
+    ],
+)
+def test_a_unit_goes_with_its_last_single_weight(
+    network: type[nn.Module], sites: list[str]
+) -> None:
+    gated = hc.attach_gates(network(), torch.randn(2, 3, 2, 2), sites=sites)
+    for seed in range(10):
+        drawn = torch.rand(len(gated.gates.log_alpha), generator=torch.manual_seed(seed))
+        gated.gates.log_alpha.data.copy_(torch.where(drawn < 0.1 + 0.1 * (seed % 5), 50.0, -50.0))
+        found = counted(gated)
+        assert delivered(gated) == found
+        assert expected(gated) == pytest.approx(found, rel=1e-9)
 
 
 def test_group_sizes_are_the_paper_s(lenet: hc.GatedModel) -> None:

@@ -3,6 +3,7 @@ import copy
 import torch
 
 import hardconcrete as hc
+from hardconcrete.cost.aliveness import EACH
 from hardconcrete.gating.accounting import gate_places, ledger_of
 from tests.compaction.networks import Joined, TiedWords, dense
 
@@ -26,7 +27,9 @@ def test_two_groups_on_one_axis() -> None:
 
 
 def test_single_weights_have_no_axis() -> None:
-    assert places(hc.attach_gates(dense(), torch.zeros(2, 4), sites=["2:each"])) == {}
+    gated = hc.attach_gates(dense(), torch.zeros(2, 4), sites=["0:in", "2:each"])
+    numbers = torch.arange(4, len(gated.gates.log_alpha)).view(-1, 6)
+    assert places(gated) == {("0.weight", 1): [0, 1, 2, 3], ("2.weight", EACH): numbers.tolist()}
 
 
 def test_tied_parameters_go_by_their_first_name() -> None:

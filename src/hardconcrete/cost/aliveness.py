@@ -11,8 +11,8 @@ from hardconcrete.structure.relations import Relations
 Element = tuple[int, frozenset[int]]
 """A gate, or none, and axes of gated parameters: it counts while one of them is not cut off.
 
-An axis is cut off where nothing is left along another axis of its parameter. Without axes it
-always counts.
+An axis is cut off where nothing is left along another axis of its parameter. Of a parameter with
+gates on single weights it is cut off index by index. Without axes it always counts.
 """
 
 Clause = frozenset[Element]
@@ -24,6 +24,9 @@ Formula = frozenset[Clause]
 ALWAYS = -1
 """The gate of an index that has none, and the number of an axis that nothing cuts off."""
 
+EACH = -1
+"""In place of an axis: every single weight has a gate."""
+
 
 class Aliveness:
     """A unit is alive if something reads it and, unless zeros become something, makes it.
@@ -34,6 +37,8 @@ class Aliveness:
 
     Attributes:
         places: all axes of gated parameters.
+        lines: for those of parameters with gates on single weights, the number of the first index:
+            after those of all axes.
     """
 
     def __init__(self, relations: Relations, gates: Mapping[Place, Tensor]) -> None:
@@ -42,6 +47,12 @@ class Aliveness:
         gated = {name for name, _ in gates}
         self.places = [place for place in relations.roots if place[0] in gated]
         self._numbers = {place: k for k, place in enumerate(self.places)}
+        self.lines: dict[Place, int] = {}
+        self.numbers = len(self.places)
+        for place in self.places:
+            if (place[0], EACH) in gates:
+                self.lines[place] = self.numbers
+                self.numbers += len(relations.roots[place])
         self._mixed = set[int]()
         self._read = self._clauses(lambda place: relations.read.get(place, set()))
         self._made = self._clauses(
@@ -52,8 +63,8 @@ class Aliveness:
         """The gates of all axes of a unit, for units without an axis that always has them."""
         found = defaultdict[int, dict[int, set[int]]](lambda: defaultdict(set))
         for place, roots in self.relations.roots.items():
-            own, number = members(place), self._numbers.get(place, ALWAYS)
-            for root, gate in zip(roots.tolist(), self._gates(place, len(roots)), strict=True):
+            own = members(place)
+            for root, (gate, number) in zip(roots.tolist(), self._gates(place), strict=True):
                 if root in own:
                     found[root][number].add(gate)
         return {
@@ -64,21 +75,27 @@ class Aliveness:
         """Of the gates of a unit by axis.
 
         Where all axes have the same ones, as those of whole groups, it is enough to know whether
-        all are cut off.
+        all are cut off; single weights need to know it of every unit.
         """
         every = set().union(*axes.values())
-        mixed = root not in self.relations.removable or any(own != every for own in axes.values())
+        mixed = bool(self.lines) or root not in self.relations.removable
+        mixed = mixed or any(own != every for own in axes.values())
         if mixed:
             self._mixed.add(root)
-        if ALWAYS in axes.get(ALWAYS, ()) or every == {ALWAYS}:
+        if ALWAYS in axes.get(ALWAYS, ()) or (every == {ALWAYS} and not mixed):
             return None
         stands = {gate: frozenset(k for k, own in axes.items() if gate in own) for gate in every}
         return frozenset(
             (gate, at if mixed and ALWAYS not in at else frozenset()) for gate, at in stands.items()
         )
 
-    def _gates(self, place: Place, size: int) -> list[int]:
-        return self.gates[place].tolist() if place in self.gates else [ALWAYS] * size
+    def _gates(self, place: Place) -> list[tuple[int, int]]:
+        """The gate of every index of an axis, and the number by which it is cut off."""
+        size = len(self.relations.roots[place])
+        if place in self.lines:
+            return [(ALWAYS, self.lines[place] + k) for k in range(size)]
+        gates = self.gates[place].tolist() if place in self.gates else [ALWAYS] * size
+        return [(gate, self._numbers.get(place, ALWAYS)) for gate in gates]
 
     def unit(self, root: int) -> Formula:
         """What a unit needs."""
@@ -91,9 +108,10 @@ class Aliveness:
         """What each index of an axis needs: its unit, and its own gate."""
         roots = self.relations.roots[place].tolist()
         found = []
-        for root, gate in zip(roots, self._gates(place, len(roots)), strict=True):
-            at = [self._numbers[place]] if root in self._mixed and gate != ALWAYS else []
-            own = [] if gate == ALWAYS else [frozenset([(gate, frozenset(at))])]
+        for root, (gate, number) in zip(roots, self._gates(place), strict=True):
+            at = frozenset([number] if root in self._mixed else [])
+            free = gate == ALWAYS and place not in self.lines
+            own = [] if free else [frozenset([(gate, at)])]
             found.append(together([*self.unit(root), *own]))
         return found
 

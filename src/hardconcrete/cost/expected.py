@@ -59,8 +59,14 @@ class Ledger:
         sources: by which of these, or by something without gates at the end, the units of a group
             are read, and by which they are made.
         rounds: through how many layers a layer with nothing left can take others along.
-        tied: gates, or none, that count while one of some axes of gated parameters has others.
-        stands: which axes.
+        tied: gates, or none, that count while one of some axes of gated parameters, or of some of
+            their lines, is not cut off.
+        stands: which ones, by number, first axes and then lines: indices of parameters with gates
+            on single weights.
+        each: these gates.
+        ends: the formulas of the units at the ends of each such weight.
+        at: its lines.
+        lines: how many there are.
         pairs: strands of one group whose sizes are multiplied, the finer one last.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
@@ -89,6 +95,10 @@ class Ledger:
     rounds: int
     tied: Tensor
     stands: Tensor
+    each: Tensor
+    ends: Tensor
+    at: Tensor
+    lines: int
     pairs: Tensor
     factors: Tensor
     prices: Tensor
@@ -116,10 +126,11 @@ class Ledger:
 
         By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
         that are more than twelve (six where code is compiled), a gate stands in two clauses of one
-        formula, or named sites gate one of several layers that read a unit. And indices that a
-        layer selects are counted as if some were always gone.
+        formula, or named sites gate one of several layers that read a unit. Single weights of a
+        unit are taken to be shut together only where that is certain, and indices that a layer
+        selects are counted as if some were always gone.
         """
-        cases = self._cases(self._moments(self._asked(gates))[2].detach())
+        cases = self._cases(self._moments(self._formulas(self._asked(gates)))[2].detach())
         number, spread, some, reached = self._settled(gates, cases)
         weights, given = cases.weights(some), cases.given(some)
         numbers = number * given  # E[n | case], since n is 0 where nothing is left
@@ -147,7 +158,8 @@ class Ledger:
         circles changes nothing.
         """
         gates = self._asked(gates)
-        number, spread, some = self._moments(gates)
+        formulas = self._formulas(gates)
+        number, spread, some = self._moments(formulas)
         reached = torch.ones_like(some)
         for _ in range(self.rounds):
             now = some.detach()
@@ -158,8 +170,25 @@ class Ledger:
             groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
             reached = _then(groups, 1)[..., self.owners]
             if len(self.tied):
-                number, spread, some = self._moments(gates, (rest > NONE).double())
+                axes, lines = (rest[..., :-1] > NONE).double(), self._lines(gates, formulas)
+                live = torch.cat([axes, lines.expand(*axes.shape[:-1], -1)], -1)
+                formulas = self._formulas(gates, live)
+                number, spread, some = self._moments(formulas)
         return number, spread, some, reached
+
+    def _lines(self, gates: Tensor, formulas: Tensor) -> Tensor:
+        """Along which indices there is a single weight that is open, and has its other ends."""
+        if not self.lines:
+            return gates.new_ones(0)
+        alive = (_then(formulas, 1)[..., self.ends] > NONE).double()
+        is_open = (gates[self.each] > NONE).double()
+        found = alive.new_zeros(*alive.shape[:-2], self.lines + 1)
+        for d in range(self.ends.shape[1]):
+            others = [alive[..., k] for k in range(self.ends.shape[1]) if k != d]
+            values = reduce(torch.mul, others, is_open.expand(alive.shape[:-1]))
+            at = self.at[:, d].remainder(self.lines + 1).expand(alive.shape[:-1])
+            found = found.scatter_reduce(-1, at, values, "amax")
+        return found[..., :-1]
 
     def _asked(self, gates: Tensor) -> Tensor:
         """Of all gates, those that are gone included."""
@@ -167,17 +196,20 @@ class Ledger:
             return gates.double()
         return _then(gates.double(), 0)[self.told]
 
-    def _moments(self, gates: Tensor, rest: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _formulas(self, gates: Tensor, live: Tensor | None = None) -> Tensor:
+        """The probability of each, where what is not live is cut off."""
+        if live is None:
+            live = gates.new_ones(self.sources.shape[2] - 1 + self.lines)
+        tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
+        values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
+        clauses = _either(_then(values, 0)[..., self.clauses])
+        return _product(_then(torch.cat([clauses, values], -1), 1)[..., self.formulas])
+
+    def _moments(self, formulas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the strands the mean number of indices and the probability that there is one.
 
-        Between them, what the mean of a product of two numbers has more than their means. An axis
-        of which nothing is left besides has no gates.
+        Between them, what the mean of a product of two numbers has more than their means.
         """
-        rest = gates.new_ones(self.sources.shape[2]) if rest is None else rest
-        tied = _then(gates, 1)[self.tied] * rest[..., self.stands].amax(-1)
-        values = torch.cat([tied, gates.expand(*rest.shape[:-1], -1)], -1)
-        clauses = _either(_then(values, 0)[..., self.clauses])
-        formulas = _product(_then(torch.cat([clauses, values], -1), 1)[..., self.formulas])
         needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
         spread = (needs * (1 - hosts)) @ self.members.T
         some = _either(_then(needs, 0)[..., self.kinds])

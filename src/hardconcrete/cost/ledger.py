@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.cost.aliveness import Aliveness, Element, Formula
+from hardconcrete.cost.aliveness import EACH, Aliveness, Element, Formula
 from hardconcrete.cost.count import count
 from hardconcrete.cost.expected import KINDS, Ledger, padded
 from hardconcrete.structure.groups import Place, describe
@@ -61,7 +61,8 @@ def write_ledger(
     Args:
         model: without gates.
         example: positional and keyword inputs, which multiply-adds are counted for.
-        gates: for the axes that are gated, the number of the gate of every index, or -1.
+        gates: for the axes that are gated, the number of the gate of every index, or -1; for a
+            parameter with gates on single weights, under ``EACH``, that of each.
 
     Example:
         >>> import torch
@@ -84,9 +85,10 @@ class Writer:
         self.model, self.example = model, example
         self.walk = walk(trace(model, *example), model)
         self.relations = Relations(self.walk)
-        for place in gates:  # along an axis of size 1, or of a kernel, there are no units
-            nobody = torch.full_like(gates[place], NOBODY)
-            self.relations.roots.setdefault(place, nobody)
+        for place, numbers in gates.items():
+            if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units
+                nobody = torch.full_like(numbers, NOBODY)
+                self.relations.roots.setdefault(place, nobody)
         self.gates = gates
         self.alive = Aliveness(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
@@ -104,7 +106,7 @@ class Writer:
             self.strands.append(Strand(k, tuple(zip(own, own, strict=True))))
         layers = selecting_layers(model, self.relations)
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
-        self.apart = {place: row for place in self.gates if (row := self._apart(place))}
+        self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
         self.selected = {
             place: row for place, row in self.apart.items() if place[0] in layers and place[1] == 1
         }
@@ -161,6 +163,7 @@ class Writer:
         ledger = Ledger(
             dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
             constant=_numbers([[0.0, rest, 0.0]])[0],
+            **self._each(),
             **self._needs(),
             **self._sizes(),
             **self._reach(),
@@ -168,7 +171,7 @@ class Writer:
         )
         tables = [ledger.sources, ledger.holds, ledger.factors]
         if len(ledger.tied):  # what a unit needs is another thing in every case
-            tables += [ledger.clauses, ledger.formulas, ledger.kinds]
+            tables += [ledger.clauses, ledger.formulas, ledger.kinds, ledger.ends]
         largest = max(table.numel() for table in tables)
         room = max(1, ROOM // max(largest, 1)).bit_length() - 1
         return replace(ledger, cases=min(ledger.cases, CASES, room))
@@ -227,6 +230,27 @@ class Writer:
                         pair = min(a, b), max(a, b)  # whole groups come first
                         spread = "spread", self.pairs.setdefault(pair, len(self.pairs))
                         self.terms.append((tuple(m * n * p for p in prices), [spread, *rest]))
+
+    def _each(self) -> dict[str, Any]:
+        """The units at the ends of every single weight that has a gate, and its lines."""
+        first, every = len(self.alive.places), [*self.alive.lines.items()]
+        parts = [(numbers, name) for (name, dim), numbers in self.gates.items() if dim == EACH]
+        tables = []
+        for numbers, name in parts:
+            index = torch.ones_like(numbers).nonzero().T
+            ends, at = [], []
+            for (_, dim), line in (one for one in every if one[0][0] == name):
+                roots = self.relations.roots[name, dim].tolist()
+                units = [self._number(self.alive.unit(root)) for root in roots]
+                ends.append(torch.tensor(units)[index[dim]])
+                at.append(index[dim] + line - first)
+            tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
+        return {
+            "each": torch.cat([numbers for numbers, _, _ in tables] or [_none(0)]),
+            "ends": _joined([ends for _, ends, _ in tables]),
+            "at": _joined([at for _, _, at in tables]),
+            "lines": self.alive.numbers - first,
+        }
 
     def _tied(self) -> list[Element]:
         """What does not always count."""
@@ -340,6 +364,17 @@ class Writer:
         prices = _numbers([prices for prices, _ in self.terms]).T
         pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
         return {"factors": padded(factors), "prices": prices, "pairs": pairs}
+
+
+def _none(*size: int) -> Tensor:
+    return torch.full(size, -1)
+
+
+def _joined(tables: Sequence[Tensor]) -> Tensor:
+    """Tables one below the other, -1 where one is narrower than others."""
+    width = max((table.shape[1] for table in tables), default=1)
+    wide = [torch.cat([t, _none(len(t), width - t.shape[1])], 1) for t in tables]
+    return torch.cat(wide) if wide else _none(0, width)
 
 
 def _filled(rows: Sequence[Sequence[int]]) -> Tensor:

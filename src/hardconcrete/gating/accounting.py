@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.cost.aliveness import EACH
 from hardconcrete.cost.expected import Ledger
 from hardconcrete.cost.latency import LatencyTable, measure_latency
 from hardconcrete.cost.ledger import write_ledger
@@ -40,13 +41,18 @@ def _plain(gated: "GatedModel") -> nn.Module:
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:
     """The number of the gate of every index of the axes that are gated, -1 where it has none.
 
-    Single weights are not among them: without some of them a matrix is as large as before.
+    Of a parameter with gates on single weights, the gate of each; ``EACH`` stands for the axis.
     """
     names = first_names(gated.model)
+    parameters = dict(gated.model.named_parameters(remove_duplicate=False))
     places: dict[Place, Tensor] = {}
     for group in gated.groups:
         for axis in group.axes:
-            if axis.dim is not None:
+            if axis.dim is None:
+                numbers = torch.arange(group.start, group.start + group.units)
+                shape = parameters[axis.parameter].shape
+                places[names[axis.parameter], EACH] = numbers.view(shape)
+            else:
                 units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
                 place = names[axis.parameter], axis.dim
                 before = places.get(place, torch.full_like(units, -1))

@@ -206,7 +206,8 @@ class GatedModel(nn.Module):
         with nothing, and what that takes along: exact for up to twelve groups in doubt. Where named
         sites gate one of several layers that read a unit, it is near the mean as long as such a
         layer is rarely left without any input.
-        Single weights (``"fc1:each"``) leave a matrix dense and save nothing here.
+        Single weights (``"fc1:each"``) leave a matrix dense and save nothing here before all of a
+        unit's are shut.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were

@@ -158,7 +158,8 @@ def _delivered(gated: GatedModel, kind: int, gates: Tensor) -> float:
 def _least(gated: GatedModel, cost: Callable[[Tensor], float]) -> float:
     """With one unit of each group: with none, what cannot be gated would be dead, and cost less."""
     one_each = torch.zeros_like(gated.gates.log_alpha)
-    one_each[[group.start for group in gated.groups]] = 1.0
+    for group in gated.groups:  # single weights are too many to be shut for a unit that goes
+        one_each[group.start if group.keeps_one else group.slice] = 1.0
     return cost(one_each)
 
 
