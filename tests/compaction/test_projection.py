@@ -261,3 +261,18 @@ def test_a_budget_that_one_block_of_each_group_exceeds() -> None:
     budget = hc.Budget(gated, macs=0.1)
     with pytest.raises(CompactionError, match=r"raise the budget, or lower round_to$"):
         hc.compact(gated, budget=budget, round_to=16)
+
+
+def test_what_the_budget_accepted_is_met() -> None:
+    """With other gates than the likeliest of each site where these alone cost too much."""
+    layers = nn.BatchNorm1d(3), nn.Linear(3, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 3), sites=["1:out", "1:in"])
+    gated.gates.log_alpha.data.copy_(torch.tensor([-9.0, -8.0, 3.0, 2.0, 1.0]))
+    budget = hc.Budget(gated, macs=2 * 2)  # with all outputs shut, all three inputs are read
+    values = projected(gated, budget, 1)
+    assert gated.ledger.cost(values > 0)[1] <= 4
+    for gate in (values == 0).nonzero().flatten():
+        more = values > 0
+        more[gate] = True
+        assert gated.ledger.cost(more)[1] > 4
+    assert hc.count(hc.compact(gated, budget=budget), torch.randn(2, 3)).macs <= 4

@@ -365,6 +365,39 @@ def test_units_that_several_layers_read_go_one_by_one(
         assert expected(gated) == pytest.approx(found, rel=1e-9)
 
 
+@pytest.mark.parametrize("log_alpha", [0.5, -2.0])
+@pytest.mark.parametrize(
+    ("network", "sites"),
+    [(Joined, ["c:in", "d:in"]), (Apart, ["b:in", "c:in"]), (Branch, ["c:out"])],
+)
+def test_means_where_several_layers_read_a_unit(
+    network: type[nn.Module], sites: list[str], log_alpha: float
+) -> None:
+    """One of them may be left without an input, and then reads all: up to 8,192 states."""
+    gated = hc.attach_gates(network(), torch.randn(2, 3, 2, 2), sites=sites)
+    nn.init.normal_(gated.gates.log_alpha, log_alpha)
+    states, weights = states_of(gated)
+    mean = weights @ torch.vmap(gated.ledger.cost)(states)
+    assert expected(gated)[:2] == pytest.approx(mean[:2].tolist(), rel=0.01)
+    assert expected(gated)[2] == pytest.approx(mean[2].item(), rel=0.02)
+
+
+@pytest.mark.parametrize("log_alpha", [0.5, -2.0])
+@pytest.mark.parametrize(
+    "sites",
+    [["2:in", "4:in", "4:out"], ["0:out", "2:out", "4:out"], ["0:in", "0:out", "2:in", "2:out"]],
+)
+def test_means_where_outputs_and_inputs_are_gated(sites: list[str], log_alpha: float) -> None:
+    """Nothing that a layer without outputs takes along makes that any likelier."""
+    layers = nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 4), sites=sites)
+    nn.init.normal_(gated.gates.log_alpha, log_alpha)
+    states, weights = states_of(gated)
+    mean = weights @ torch.vmap(gated.ledger.cost)(states)
+    assert expected(gated)[:2] == pytest.approx(mean[:2].tolist(), rel=1e-12)
+    assert expected(gated)[2] == pytest.approx(mean[2].item(), rel=0.02)
+
+
 def test_units_that_are_not_gated_stay() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), exclude="0")
     gated.gates.log_alpha.data.fill_(-90.0)

@@ -32,3 +32,11 @@ def test_a_dimension_of_one_index_has_no_units() -> None:
     example = (torch.zeros(2, 1, 5, 5),), {}
     ledger = write_ledger(model, example, {("weight", 1): torch.zeros(1, dtype=torch.int64)})
     assert ledger.cost(torch.zeros(1)).tolist() == ledger.dense.tolist()
+
+
+def test_single_weights_without_units_remove_nothing() -> None:
+    sites = [hc.Site("0.bias", dim=None), "1:each"]
+    layers = torch.nn.Linear(8, 1), torch.nn.Linear(1, 1)
+    gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8), sites=sites)
+    gated.gates.log_alpha.data.fill_(-9.0)[0] = 9.0
+    assert gated.delivered("params").item() == hc.count(hc.compact(gated), torch.zeros(2, 8)).params

@@ -57,3 +57,24 @@ def test_units_need_no_trace() -> None:
 def test_no_limit_is_no_budget(gated: hc.GatedModel) -> None:
     with pytest.raises(ArgumentError, match="a budget needs a limit"):
         constraints(gated, NONE, None)
+
+
+class Beside(nn.Module):
+    """A layer that reads the inputs and what another one makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(10, 6), nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.b(torch.cat([x, self.a(x).relu()], 1)).relu())
+
+
+def test_what_can_be_met_is_not_refused() -> None:
+    """The first input of b is one of the network's, which costs a unit of the first layer more."""
+    gated = hc.attach_gates(Beside(), torch.randn(1, 10), sites=["b:in"])
+    gated.gates.log_alpha.data.fill_(-50.0)[15] = 50.0
+    least = int(gated.delivered("macs"))
+    assert hc.Budget(gated, macs=least).constraints[0].limit == least
+    with pytest.raises(ArgumentError, match=f"{100 * least / gated.ledger.dense[1]:.3g}% are not"):
+        hc.Budget(gated, macs=least - 1)

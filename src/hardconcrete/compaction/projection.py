@@ -10,7 +10,7 @@ from torch import Tensor
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, Group
 from hardconcrete.objective import Budget
-from hardconcrete.objective.constraint import Constraint, delivered
+from hardconcrete.objective.constraint import Constraint, cheapest, delivered
 
 ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
@@ -45,15 +45,16 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
     with torch.no_grad():
         values = gated.gates.readout().clone()
         mean = gated.gates.distribution().mean.to(values.dtype)
-        is_open, loose = values > 0, list[Block]()
+        is_open, loose, every = values > 0, list[Block](), list[Block]()
         for group in gated.groups:
             blocks = _blocks(group, gated, is_open, round_to)
+            every += blocks
             loose += blocks[1:] if is_open[group.slice].any() else blocks
             for block in blocks:
                 is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
             fits = _Fits(gated, _constraints(gated, budget), round_to)
-            is_open = _fitted(fits, is_open, loose)
+            is_open = _fitted(fits, is_open, loose, every)
         back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
         return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
@@ -103,6 +104,15 @@ class _Fits:
         first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
         self.first = [(where, block.gates) for where, blocks in first for block in blocks]
 
+    def cheapest(self, is_open: Tensor) -> list[Tensor]:
+        """One unit of each group, the cheapest by each limit; not where blocks are asked for."""
+        units = torch.zeros_like(is_open)
+        for group in self.gated.groups:
+            units[group.slice] = group.keeps_one
+        kinds = {limit.kind for limit in self.limits if limit.kind is not None}
+        found = [cheapest(self.gated, kind).bool() for kind in kinds if self.round_to == 1]
+        return [torch.where(units, one_each, is_open) for one_each in found]
+
     def __call__(self, is_open: Tensor) -> bool:
         counted = is_open.double()
         for where, gates in self.first:
@@ -115,7 +125,7 @@ class _Fits:
         )
 
 
-def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
+def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block], every: list[Block]) -> Tensor:
     """Shut what is least certain until the limits hold; then let back in what still fits."""
     loose = sorted(loose, key=lambda block: block.rank)
     everything = is_open.clone()
@@ -126,6 +136,9 @@ def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
     opened = [block for block in loose if is_open[block.gates].any()]
     least, most = 0, len(opened)
     if not fits(_without(is_open, opened)):
+        for one_each in fits.cheapest(is_open):  # not the likeliest, but it fits
+            if fits(one_each):
+                return _filled(fits, one_each, sorted(every, key=lambda block: block.rank))
         raise CompactionError(
             "the budget cannot be kept: with one block of each group it is exceeded still; raise "
             f"the budget{', or lower round_to' * (fits.round_to > 1)}"
@@ -136,7 +149,11 @@ def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
             most = middle
         else:
             least = middle + 1
-    is_open = _without(is_open, opened[:least])
+    return _filled(fits, _without(is_open, opened[:least]), loose)
+
+
+def _filled(fits: _Fits, is_open: Tensor, loose: list[Block]) -> Tensor:
+    """With all that still fits."""
     while True:  # again, for where layers select, more can cost less
         more = _reopened(fits, is_open, loose)
         if torch.equal(more, is_open):

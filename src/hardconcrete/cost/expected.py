@@ -67,6 +67,10 @@ class Ledger:
         ends: the formulas of the units at the ends of each such weight.
         at: its lines.
         lines: how many there are.
+        selecting: whether a layer selects among its inputs.
+        idles: axes by which layers select among inputs that others read too.
+        idle: the strands of each; empty for one that always has an input.
+        cuts: 0 for what is cut off where nothing is left along it, else 1.
         pairs: strands of one group whose sizes are multiplied, the finer one last.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
@@ -99,6 +103,10 @@ class Ledger:
     ends: Tensor
     at: Tensor
     lines: int
+    selecting: bool
+    idles: Tensor
+    idle: Tensor
+    cuts: Tensor
     pairs: Tensor
     factors: Tensor
     prices: Tensor
@@ -118,39 +126,42 @@ class Ledger:
         with nothing, and near it while that is unlikely; its gradient leaves out what such a group
         takes along.
         """
-        number, spread, some, reached = self._settled(gates)
-        return self._total(number, spread, some, reached)
+        now = self._settled(gates)
+        sizes, chosen = self._left(now.number, now.some, now.reached)
+        return self._total(sizes, chosen - self._all(now.formulas), now.spread, now.reached)
 
     def mean(self, gates: Tensor) -> Tensor:
         """The mean over draws of independent gates that are open with these probabilities.
 
         By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
         that are more than twelve (six where code is compiled), a gate stands in two clauses of one
-        formula, or named sites gate one of several layers that read a unit. Single weights of a
-        unit are taken to be shut together only where that is certain, and indices that a layer
-        selects are counted as if some were always gone.
+        formula, or named sites gate one of several layers that read a unit; bytes of the indices
+        that layers select are near it. Single weights of a unit are taken to be shut together only
+        where that is certain.
         """
-        cases = self._cases(self._moments(self._formulas(self._asked(gates)))[2].detach())
-        number, spread, some, reached = self._settled(gates, cases)
-        weights, given = cases.weights(some), cases.given(some)
-        numbers = number * given  # E[n | case], since n is 0 where nothing is left
-        together = (_pairs(number, self.pairs) + spread) * given[:, self.pairs[:, 1]]
+        weights, given = self._cases(gates)
+        now = self._settled(gates, given)
+        numbers = now.number * given  # E[n | case], since n is 0 where nothing is left
+        together = (_pairs(now.number, self.pairs) + now.spread) * given[:, self.pairs[:, 1]]
         spreads = together - _pairs(numbers, self.pairs)
-        costs = self._total(numbers, spreads, (some * given).clamp(max=1), reached)
-        return (weights / weights.sum()) @ costs
+        some = (now.some * given).clamp(max=1)
+        idle = self._idle(gates, given, replace(now, some=some)) if len(self.idles) else None
+        sizes, chosen = self._left(numbers, some, now.reached, idle)
+        chosen = chosen - self._all(now.formulas)
+        return weights @ self._total(sizes, chosen, spreads, now.reached)
 
     def sizes(self, gates: Tensor) -> Tensor:
         """Of every axis, as ``cost``."""
-        number, _, some, reached = self._settled(gates)
-        return self._left(number, some, reached)
+        now = self._settled(gates)
+        return self._left(now.number, now.some, now.reached)[0]
 
     @property
     def dense_sizes(self) -> Tensor:
         """The size of every axis with all gates open."""
         return self._sizes(self.members.sum(1))
 
-    def _settled(self, gates: Tensor, cases: "Cases | None" = None) -> tuple[Tensor, ...]:
-        """Moments of the strands, and whether something reads and something makes their units.
+    def _settled(self, gates: Tensor, given: Tensor | None = None) -> "Settled":
+        """What is known of the strands when all that one death brings has been followed.
 
         A layer of which nothing is left takes along what it alone reads or makes. No gate is to
         take all others along: this has no gradient. Of probabilities both is the smaller and
@@ -158,13 +169,14 @@ class Ledger:
         circles changes nothing.
         """
         gates = self._asked(gates)
-        formulas = self._formulas(gates)
+        live = self._everything(gates)
+        formulas = self._formulas(gates, live)
         number, spread, some = self._moments(formulas)
         reached = torch.ones_like(some)
         for _ in range(self.rounds):
             now = some.detach()
-            if cases is not None:
-                now = (now * cases.given(now)).clamp(max=1)
+            if given is not None:
+                now = (now * given.detach()).clamp(max=1)
             alive = self.holds * _then(torch.minimum(now, reached), 1)[..., None, :]
             rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
             groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
@@ -174,7 +186,29 @@ class Ledger:
                 live = torch.cat([axes, lines.expand(*axes.shape[:-1], -1)], -1)
                 formulas = self._formulas(gates, live)
                 number, spread, some = self._moments(formulas)
-        return number, spread, some, reached
+        return Settled(formulas, number, spread, some, reached, live)
+
+    def _idle(self, gates: Tensor, given: Tensor, now: "Settled") -> tuple[Tensor, Tensor]:
+        """Of layers that select among their inputs: how likely none is left, and all that arrives.
+
+        Their own gates are then shut; units that another layer reads too are there because of it.
+        """
+        chance = _product(1 - _then(torch.minimum(now.some, now.reached), 0)[..., self.idle])
+        arriving = []
+        for row, cut in zip(self.arriving[self.idles].split(1), self.cuts, strict=True):
+            number, _, some = self._moments(self._formulas(self._asked(gates), now.live * cut))
+            sizes, _ = self._left(number * given, (some * given).clamp(max=1), now.reached)
+            arriving.append(sizes.index_select(-1, row))
+        return chance, torch.cat(arriving, -1)
+
+    def _all(self, formulas: Tensor) -> Tensor:
+        """The mean number of indices a layer has where it reads all that arrives, else none."""
+        if not self.selecting:
+            return formulas.new_zeros(())
+        needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
+        sure = (1 - hosts + needs).clamp(min=TINY)  # that an index does not arrive unread
+        every = (sure.log() @ self.members.T) @ self.times.T
+        return every.exp() * (self.base + ((needs / sure) @ self.members.T) @ self.times.T)
 
     def _lines(self, gates: Tensor, formulas: Tensor) -> Tensor:
         """Along which indices there is a single weight that is open, and has its other ends."""
@@ -190,16 +224,18 @@ class Ledger:
             found = found.scatter_reduce(-1, at, values, "amax")
         return found[..., :-1]
 
+    def _everything(self, gates: Tensor) -> Tensor:
+        """Nothing is cut off."""
+        return gates.new_ones(self.sources.shape[2] - 1 + self.lines)
+
     def _asked(self, gates: Tensor) -> Tensor:
         """Of all gates, those that are gone included."""
         if self.told is None:
             return gates.double()
         return _then(gates.double(), 0)[self.told]
 
-    def _formulas(self, gates: Tensor, live: Tensor | None = None) -> Tensor:
+    def _formulas(self, gates: Tensor, live: Tensor) -> Tensor:
         """The probability of each, where what is not live is cut off."""
-        if live is None:
-            live = gates.new_ones(self.sources.shape[2] - 1 + self.lines)
         tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
         values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
         clauses = _either(_then(values, 0)[..., self.clauses])
@@ -215,30 +251,55 @@ class Ledger:
         some = _either(_then(needs, 0)[..., self.kinds])
         return needs @ self.members.T, spread[..., self.pairs[:, 1]], some
 
-    def _cases(self, some: Tensor) -> "Cases":
-        """The groups that are in doubt, each left with nothing or not."""
+    def _cases(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the groups in doubt each has an open gate or not: how likely every case is.
+
+        And what it makes of the mean number in every strand.
+        """
+        gates = self._asked(gates)
+        some = self._moments(self._formulas(gates, self._everything(gates)))[2]
         whole = self.wholes == torch.arange(len(some), device=some.device)
-        doubt = torch.where(whole, some * (1 - some), -1.0)
+        doubt = torch.where(whole, some * (1 - some), -1.0).detach()
         many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
+        doubtful = doubt.topk(many).indices
         digits = torch.arange(many, device=some.device)
         left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
-        return Cases(doubt.topk(many).indices, left, self.wholes)
+        chosen = some[doubtful]
+        weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
+        given = some.new_ones(len(left), len(some))
+        given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
+        return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
 
-    def _total(self, numbers: Tensor, spread: Tensor, some: Tensor, reached: Tensor) -> Tensor:
-        """All terms, from the means of the strands; there may be several cases."""
-        sizes = self._left(numbers, some, reached)
+    def _total(self, sizes: Tensor, chosen: Tensor, spread: Tensor, reached: Tensor) -> Tensor:
+        """All terms, from the mean sizes of the axes; there may be several cases."""
         spread = spread * reached[..., self.pairs[:, 1]]
-        selects = torch.where(sizes < sizes[..., self.arriving], sizes, 0.0)
-        quantities = _then(torch.cat([sizes, spread, selects], -1), 1)
+        quantities = _then(torch.cat([sizes, spread, chosen.clamp(min=0)], -1), 1)
         return self.constant + _product(quantities[..., self.factors]) @ self.prices.T
 
-    def _left(self, numbers: Tensor, some: Tensor, reached: Tensor) -> Tensor:
-        """Sizes of the axes. Every group keeps one unit; nothing left to select, all stays."""
+    def _left(
+        self,
+        numbers: Tensor,
+        some: Tensor,
+        reached: Tensor,
+        idle: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Sizes of the axes, and how many of its indices each selects.
+
+        Every group keeps one unit; nothing left to select, all stays.
+        """
         numbers = numbers * (reached / torch.maximum(some, reached).clamp(min=TINY))
         empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
-        own = self._sizes(numbers)
-        sizes = own + empty @ self.spare.T
-        return torch.where(own > NONE, sizes, sizes[..., self.arriving])
+        own, spare = self._sizes(numbers), empty @ self.spare.T
+        sizes = own + spare
+        arriving, has_some = sizes[..., self.arriving], own > NONE
+        chosen = torch.where(has_some & (sizes < arriving), sizes, 0.0)
+        sizes = torch.where(has_some, sizes, arriving)
+        if idle is None:
+            return sizes, chosen
+        chance, all_of_it = idle
+        rows = self.idles
+        mean = own[..., rows] + (1 - chance) * spare[..., rows] + chance * all_of_it
+        return sizes.index_copy(-1, rows, mean), chosen
 
     def _sizes(self, numbers: Tensor) -> Tensor:
         return self.base + numbers @ self.times.T
@@ -251,30 +312,24 @@ class Ledger:
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
-    """Of some strands, whether they are left with nothing.
+class Settled:
+    """What is known of the strands, perhaps case by case.
 
     Args:
-        doubtful: which ones.
-        left: 0 or 1 for each of them, a row for every case.
-        wholes: as the ledger's.
+        formulas: the probability of each.
+        number: the mean number of indices.
+        spread: what the mean of a product of two numbers has more than their means.
+        some: the probability that there is one.
+        reached: whether something reads and something makes their units.
+        live: 0 for what is cut off, else 1.
     """
 
-    doubtful: Tensor
-    left: Tensor
-    wholes: Tensor
-
-    def weights(self, some: Tensor) -> Tensor:
-        """The probability of every case."""
-        chosen = some[..., self.doubtful]
-        parts = torch.where(self.left > 0, chosen, 1 - chosen).unbind(-1)
-        return reduce(torch.mul, parts, some.new_ones(len(self.left)))
-
-    def given(self, some: Tensor) -> Tensor:
-        """What a case makes of the mean number in every strand."""
-        ones = some.new_ones(len(self.left), some.shape[-1])
-        chosen = some[..., self.doubtful].clamp(min=TINY)
-        return ones.index_copy(1, self.doubtful, self.left / chosen)[:, self.wholes]
+    formulas: Tensor
+    number: Tensor
+    spread: Tensor
+    some: Tensor
+    reached: Tensor
+    live: Tensor
 
 
 def _fixed(values: Tensor) -> bool:

@@ -166,6 +166,7 @@ class Writer:
             **self._each(),
             **self._needs(),
             **self._sizes(),
+            **self._idle(),
             **self._reach(),
             **self._factors(),
         )
@@ -244,13 +245,34 @@ class Writer:
                 units = [self._number(self.alive.unit(root)) for root in roots]
                 ends.append(torch.tensor(units)[index[dim]])
                 at.append(index[dim] + line - first)
-            tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
+            if ends:  # else it has no units
+                tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
         return {
             "each": torch.cat([numbers for numbers, _, _ in tables] or [_none(0)]),
             "ends": _joined([ends for _, ends, _ in tables]),
             "at": _joined([at for _, _, at in tables]),
             "lines": self.alive.numbers - first,
         }
+
+    def _idle(self) -> dict[str, Any]:
+        """Layers that can be left without inputs which are there for others."""
+        cuts, idle, idles = [], [], []
+        formulas = list(self.formulas)
+        for place, row in self.selected.items():
+            needs = {need for k, _ in row.strands for need, _ in self.strands[k].indices}
+            tied = any(at for need in needs for clause in formulas[need] for _, at in clause)
+            if tied and not row.base:
+                idles.append(self.rows[row])
+                idle.append([k for k, _ in row.strands])
+                cut = torch.ones(self.alive.numbers, dtype=torch.float64)
+                start = self.alive.lines.get(place)
+                size = 1 if start is None else len(self.relations.roots[place])
+                cut[(start or self.alive.places.index(place)) :][:size] = 0
+                cuts.append(cut)
+        found = torch.stack(cuts) if cuts else torch.ones(0, self.alive.numbers)
+        rows = torch.tensor(idles, dtype=torch.int64)
+        selecting = bool(self.selected)
+        return {"selecting": selecting, "idles": rows, "idle": padded(idle), "cuts": found}
 
     def _tied(self) -> list[Element]:
         """What does not always count."""

@@ -203,9 +203,9 @@ class GatedModel(nn.Module):
 
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
         is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
-        with nothing, and what that takes along: exact for up to twelve groups in doubt. Where named
-        sites gate one of several layers that read a unit, it is near the mean as long as such a
-        layer is rarely left without any input.
+        with nothing, and what that takes along: exact for up to twelve groups in doubt. It is near
+        the mean where named sites gate one of several layers that read a unit, and of bytes where
+        layers select among their inputs.
         Single weights (``"fc1:each"``) leave a matrix dense and save nothing here before all of a
         unit's are shut.
 

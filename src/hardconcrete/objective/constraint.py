@@ -1,9 +1,8 @@
 """What a budget is about: a cost, its dense total and the target, checked before training."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral, Real
 
 import torch
@@ -20,6 +19,9 @@ WORDS = {
     "weight_bytes": "bytes of weights",
     LATENCY: "milliseconds",
 }
+
+TRIALS = 64
+"""Units that are tried at a time, for the cheapest."""
 
 Limit = float | int
 """A fraction of the dense total up to 1.0, or an absolute number."""
@@ -94,7 +96,7 @@ def constraints(
         if limit is not None:
             kind = KINDS.index(name)
             dense = gated.ledger.dense[kind].item()
-            least = _least(gated, partial(_delivered, gated, kind))
+            least = gated.ledger.cost(cheapest(gated, kind))[kind].item()
             absolute = _absolute(name, limit, dense)
             _refuse_less_than_least(name, absolute, least, dense)
             found.append(Constraint(name, WORDS[name], dense, absolute, kind))
@@ -126,7 +128,7 @@ def _latency(gated: GatedModel, limit: float) -> Constraint:
     table = gated.latency
     if limit > table.dense:
         raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
-    least = _least(gated, lambda gates: table.delivered(gates).item())
+    least = table.delivered(cheapest(gated)).item()
     _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
     return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None)
 
@@ -151,16 +153,24 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
     return absolute
 
 
-def _delivered(gated: GatedModel, kind: int, gates: Tensor) -> float:
-    return gated.ledger.cost(gates)[kind].item()
+@torch.no_grad()
+def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
+    """Which gates are open where one unit of each group is, one by one the cheapest.
 
-
-def _least(gated: GatedModel, cost: Callable[[Tensor], float]) -> float:
-    """With one unit of each group: with none, what cannot be gated would be dead, and cost less."""
-    one_each = torch.zeros_like(gated.gates.log_alpha)
-    for group in gated.groups:  # single weights are too many to be shut for a unit that goes
-        one_each[group.start if group.keeps_one else group.slice] = 1.0
-    return cost(one_each)
+    With none, what cannot be gated would be dead, and cost less. Single weights are too many to be
+    shut for a unit that goes, and units that were found are alike.
+    """
+    is_open = torch.zeros_like(gated.gates.log_alpha)
+    for group in gated.groups:
+        is_open[group.start if group.keeps_one else group.slice] = 1.0
+    found = {group.name for group in gated.structure or ()}
+    for group in gated.groups:
+        if group.keeps_one and group.name not in found:
+            trials = is_open.repeat(group.units, 1)
+            trials[:, group.slice] = torch.eye(group.units, device=is_open.device)
+            costs = torch.vmap(gated.ledger.cost, chunk_size=TRIALS)(trials)[:, kind]
+            is_open = trials[costs.argmin()]
+    return is_open
 
 
 def _refuse_less_than_least(name: str, limit: float, least: float, dense: float) -> None:
