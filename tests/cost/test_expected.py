@@ -194,9 +194,9 @@ def test_draws_of_a_chain_cost_the_mean(layers: int, tolerance: float) -> None:
     assert ((found - mean).abs() <= 5 * error + tolerance * mean).all()
 
 
-@pytest.mark.parametrize("shut", [0, 29])
+@pytest.mark.parametrize("shut", [0, 69])
 def test_a_long_chain_of_which_one_group_is_shut(shut: int) -> None:
-    gated = chain(30, 3)
+    gated = chain(70, 3)
     decide(gated, 0, 1.0)
     gated.gates.log_alpha.data[gated.groups[shut].slice] = -90.0
     assert delivered(gated) == counted(gated)
@@ -435,6 +435,22 @@ def test_a_unit_goes_with_its_last_single_weight(
         found = counted(gated)
         assert delivered(gated) == found
         assert expected(gated) == pytest.approx(found, rel=1e-9)
+
+
+def test_single_weights_of_a_layer_with_one_output() -> None:
+    layers = nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 3), sites=["2:each"])
+    for log_alpha in ([9.0, 9.0], [-9.0, 9.0], [9.0, -9.0]):
+        gated.gates.log_alpha.data.copy_(torch.tensor(log_alpha))
+        assert delivered(gated) == counted(gated)
+
+
+def test_a_layer_with_one_input_selects_nothing() -> None:
+    layers = nn.BatchNorm1d(1), nn.Linear(1, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 1), sites=["1:in"])
+    for log_alpha in (-9.0, 0.0, 0.3, 9.0):
+        gated.gates.log_alpha.data.fill_(log_alpha)
+        assert expected(gated) == gated.ledger.dense.tolist()
 
 
 def test_group_sizes_are_the_paper_s(lenet: hc.GatedModel) -> None:

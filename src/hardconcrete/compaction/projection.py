@@ -109,8 +109,10 @@ class _Fits:
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
             units[group.slice] = group.keeps_one
-        kinds = {limit.kind for limit in self.limits if limit.kind is not None}
-        found = [cheapest(self.gated, kind).bool() for kind in kinds if self.round_to == 1]
+        if self.round_to > 1:
+            return []
+        kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
+        found = [cheapest(self.gated, *kind).bool() for kind in kinds]
         return [torch.where(units, one_each, is_open) for one_each in found]
 
     def __call__(self, is_open: Tensor) -> bool:

@@ -58,7 +58,7 @@ class Ledger:
         others: for each axis of a gated parameter the other axes of it.
         sources: by which of these, or by something without gates at the end, the units of a group
             are read, and by which they are made.
-        rounds: through how many layers a layer with nothing left can take others along.
+        rounds: how often one death can bring another.
         tied: gates, or none, that count while one of some axes of gated parameters, or of some of
             their lines, is not cut off.
         stands: which ones, by number, first axes and then lines: indices of parameters with gates
@@ -71,6 +71,7 @@ class Ledger:
         idles: axes by which layers select among inputs that others read too.
         idle: the strands of each; empty for one that always has an input.
         cuts: 0 for what is cut off where nothing is left along it, else 1.
+        alike: for every gate a number, the same for those of one site that cost the same.
         pairs: strands of one group whose sizes are multiplied, the finer one last.
         factors: the quantities of each term.
         prices: the number of each term, by kind of cost.
@@ -107,6 +108,7 @@ class Ledger:
     idles: Tensor
     idle: Tensor
     cuts: Tensor
+    alike: Tensor
     pairs: Tensor
     factors: Tensor
     prices: Tensor
@@ -118,6 +120,13 @@ class Ledger:
         told = torch.full((gates,), -1, device=left.device)
         told[left] = torch.arange(len(left), device=left.device)
         return replace(self, told=told)
+
+    def kinds_of_gates(self) -> Tensor:
+        """As ``alike``, of the gates that are left."""
+        if self.told is None:
+            return self.alike
+        left = self.told >= 0
+        return self.alike[left][self.told[left].argsort()]
 
     def cost(self, gates: Tensor) -> Tensor:
         """Of every kind, what compaction leaves where these gates, 0 or 1, are open.
@@ -135,9 +144,9 @@ class Ledger:
 
         By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
         that are more than twelve (six where code is compiled), a gate stands in two clauses of one
-        formula, or named sites gate one of several layers that read a unit; bytes of the indices
-        that layers select are near it. Single weights of a unit are taken to be shut together only
-        where that is certain.
+        formula, or named sites gate one of several layers that read or make a unit; bytes of the
+        indices that layers select are near it. Single weights of a unit are taken to be shut
+        together only where that is certain.
         """
         weights, given = self._cases(gates)
         now = self._settled(gates, given)
@@ -292,7 +301,7 @@ class Ledger:
         own, spare = self._sizes(numbers), empty @ self.spare.T
         sizes = own + spare
         arriving, has_some = sizes[..., self.arriving], own > NONE
-        chosen = torch.where(has_some & (sizes < arriving), sizes, 0.0)
+        chosen = torch.where(has_some & (arriving - sizes > NONE), sizes, 0.0)
         sizes = torch.where(has_some, sizes, arriving)
         if idle is None:
             return sizes, chosen

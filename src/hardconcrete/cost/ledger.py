@@ -31,9 +31,6 @@ CASES = 12
 ROOM = 1 << 24
 """Numbers that their cases may take, for each table of the ledger."""
 
-ROUNDS = 64
-"""Through how many layers it is followed, at most, what a layer with nothing left takes along."""
-
 
 @dataclass(frozen=True)
 class Strand:
@@ -108,7 +105,9 @@ class Writer:
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
         self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
         self.selected = {
-            place: row for place, row in self.apart.items() if place[0] in layers and place[1] == 1
+            place: row
+            for place, row in self.apart.items()
+            if place[0] in layers and place[1] == 1 and len(self.relations.roots[place]) > 1
         }
 
     def row(self, roots: Tensor) -> int:
@@ -167,6 +166,7 @@ class Writer:
             **self._needs(),
             **self._sizes(),
             **self._idle(),
+            alike=self._alike(),
             **self._reach(),
             **self._factors(),
         )
@@ -254,6 +254,18 @@ class Writer:
             "lines": self.alive.numbers - first,
         }
 
+    def _alike(self) -> Tensor:
+        """A number for every gate: the same where it gates units of the same groups alike."""
+        stands = defaultdict[int, list[tuple[Place, int]]](list)
+        for place, numbers in self.gates.items():
+            if place[1] != EACH:
+                roots = self.relations.roots[place].tolist()
+                for root, gate in zip(roots, numbers.tolist(), strict=True):
+                    stands[gate].append((place, self.group_of.get(root, NOBODY)))
+        kinds = {kind: k for k, kind in enumerate(dict.fromkeys(map(tuple, stands.values())))}
+        most = max((int(numbers.max()) for numbers in self.gates.values()), default=-1)
+        return torch.tensor([kinds.get(tuple(stands[gate]), NOBODY) for gate in range(most + 1)])
+
     def _idle(self) -> dict[str, Any]:
         """Layers that can be left without inputs which are there for others."""
         cuts, idle, idles = [], [], []
@@ -265,9 +277,10 @@ class Writer:
                 idles.append(self.rows[row])
                 idle.append([k for k, _ in row.strands])
                 cut = torch.ones(self.alive.numbers, dtype=torch.float64)
-                start = self.alive.lines.get(place)
-                size = 1 if start is None else len(self.relations.roots[place])
-                cut[(start or self.alive.places.index(place)) :][:size] = 0
+                start, size = self.alive.places.index(place), 1
+                if place in self.alive.lines:
+                    start, size = self.alive.lines[place], len(self.relations.roots[place])
+                cut[start : start + size] = 0
                 cuts.append(cut)
         found = torch.stack(cuts) if cuts else torch.ones(0, self.alive.numbers)
         rows = torch.tensor(idles, dtype=torch.int64)
@@ -357,7 +370,7 @@ class Writer:
             for name, dim in places
         ]
         numbers = [[self.rows[row] for row in rows] for rows in others]
-        rounds = min(self._deaths(others, sources), ROUNDS)
+        rounds = self._deaths(others, sources) + len(self.alive.lines)
         return {"others": padded(numbers), "sources": sources, "rounds": rounds}
 
     def _deaths(self, others: Sequence[Sequence[Row]], sources: Tensor) -> int:

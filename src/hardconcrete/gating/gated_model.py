@@ -204,8 +204,8 @@ class GatedModel(nn.Module):
         A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
         is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
         with nothing, and what that takes along: exact for up to twelve groups in doubt. It is near
-        the mean where named sites gate one of several layers that read a unit, and of bytes where
-        layers select among their inputs.
+        the mean where named sites gate one of several layers that read or make a unit, as long as
+        none is likely to lose all its gates, and of bytes where layers select among their inputs.
         Single weights (``"fc1:each"``) leave a matrix dense and save nothing here before all of a
         unit's are shut.
 

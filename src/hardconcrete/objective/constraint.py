@@ -20,9 +20,6 @@ WORDS = {
     LATENCY: "milliseconds",
 }
 
-TRIALS = 64
-"""Units that are tried at a time, for the cheapest."""
-
 Limit = float | int
 """A fraction of the dense total up to 1.0, or an absolute number."""
 
@@ -158,18 +155,21 @@ def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     """Which gates are open where one unit of each group is, one by one the cheapest.
 
     With none, what cannot be gated would be dead, and cost less. Single weights are too many to be
-    shut for a unit that goes, and units that were found are alike.
+    shut for a unit that goes.
     """
     is_open = torch.zeros_like(gated.gates.log_alpha)
     for group in gated.groups:
         is_open[group.start if group.keeps_one else group.slice] = 1.0
-    found = {group.name for group in gated.structure or ()}
+    alike = gated.ledger.kinds_of_gates().tolist()
     for group in gated.groups:
-        if group.keeps_one and group.name not in found:
-            trials = is_open.repeat(group.units, 1)
-            trials[:, group.slice] = torch.eye(group.units, device=is_open.device)
-            costs = torch.vmap(gated.ledger.cost, chunk_size=TRIALS)(trials)[:, kind]
-            is_open = trials[costs.argmin()]
+        if group.keeps_one:
+            numbers = range(group.start, group.start + group.units)
+            firsts = {alike[gate]: gate for gate in reversed(numbers)}
+            trials = [is_open.clone() for _ in firsts]
+            for trial, gate in zip(trials, firsts.values(), strict=True):
+                trial[group.slice] = 0.0
+                trial[gate] = 1.0
+            is_open = min(trials, key=lambda trial: gated.ledger.cost(trial)[kind].item())
     return is_open
 
 
