@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.expected import KINDS, padded
+from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.paper.models import MLP, LeNet5
 from tests.compaction.networks import dense
@@ -540,11 +540,6 @@ def test_the_summary_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = [line for line in lines if line.startswith("params: ")]
     share = gated.expected("params").item() / gated.ledger.dense[0].item()
     assert line.startswith(f"params: {share:.1%} expected, 100.0% delivered, of ")
-
-
-def test_a_table_is_as_wide_as_a_power_of_two() -> None:
-    assert padded([]).shape == (0, 1)
-    assert padded([[1, 2, 3]]).tolist() == [[1, 2, 3, -1]]
 
 
 def test_gates_that_are_gone_count_as_shut() -> None:

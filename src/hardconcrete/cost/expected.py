@@ -6,7 +6,6 @@ clauses, each a disjunction of independent gates: a feature map of LeNet-5 needs
 one of those of its 16 inputs to the dense layer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 
@@ -372,17 +371,3 @@ def _either(values: Tensor) -> Tensor:
         first, second = values.chunk(2, -1)
         values = first + second - first * second
     return values.squeeze(-1)
-
-
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of indices as one table, as wide as a power of two, -1 where a row is short.
-
-    Example:
-        >>> padded([[4], [1, 2, 3]]).tolist()
-        [[4, -1, -1, -1], [1, 2, 3, -1]]
-    """
-    width = max((len(row) for row in rows), default=1)
-    table = torch.full((len(rows), 1 << max(width - 1, 0).bit_length()), -1)
-    for k, row in enumerate(rows):
-        table[k, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    return table

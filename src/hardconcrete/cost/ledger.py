@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -10,42 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.cost.aliveness import EACH, Aliveness, Element, Formula
+from hardconcrete.cost.aliveness import EACH, Element
 from hardconcrete.cost.count import count
-from hardconcrete.cost.expected import KINDS, Ledger, padded
-from hardconcrete.structure.groups import Place, describe
-from hardconcrete.structure.relations import Relations, selecting_layers
-from hardconcrete.structure.trace import at_least_two, trace
-from hardconcrete.structure.walk import first_names, named_tensors, walk
-
-NOBODY = -1
-"""The group of indices that belong to no unit which could be removed."""
+from hardconcrete.cost.expected import KINDS, Ledger
+from hardconcrete.cost.strands import NOBODY, Row, Strands
+from hardconcrete.cost.tables import filled, joined, padded
+from hardconcrete.structure.groups import Place
+from hardconcrete.structure.trace import at_least_two
+from hardconcrete.structure.walk import first_names, named_tensors
 
 INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
-
 
 CASES = 12
 """Groups that are in doubt together, at most, where a mean is taken."""
 
 ROOM = 1 << 24
 """Numbers that their cases may take, for each table of the ledger."""
-
-
-@dataclass(frozen=True)
-class Strand:
-    """Indices of one group, each with two formulas: what it needs, and what its unit needs."""
-
-    group: int
-    indices: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The size of an axis: what always stays, and how often it has each strand."""
-
-    base: int
-    strands: tuple[tuple[int, float], ...]
 
 
 def write_ledger(
@@ -75,84 +56,13 @@ def write_ledger(
     return Writer(model, example, gates).ledger()
 
 
-class Writer:
-    """All that is found of a model; sizes that ``row`` is asked for are part of the ledger."""
+class Writer(Strands):
+    """All that is found of a model, and how it is written down."""
 
     def __init__(self, model: nn.Module, example: Any, gates: Mapping[Place, Tensor]) -> None:
-        self.model, self.example = model, example
-        self.walk = walk(trace(model, *example), model)
-        self.relations = Relations(self.walk)
-        for place, numbers in gates.items():
-            if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units
-                nobody = torch.full_like(numbers, NOBODY)
-                self.relations.roots.setdefault(place, nobody)
-        self.gates = gates
-        self.alive = Aliveness(self.relations, gates)
-        self.formulas: dict[Formula, int] = {}
-        self.strands: list[Strand] = []
-        self.rows: dict[Row, int] = {}
+        super().__init__(model, example, gates)
         self.pairs: dict[tuple[int, int], int] = {}
         self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
-        groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
-        self.never_empty = len(groups)
-        alone = self.relations.removable - {root for roots in groups for root in roots}
-        self.groups = groups + [[root] for root in sorted(alone)]
-        self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
-        for k, roots in enumerate(self.groups):
-            own = [self._number(self.alive.unit(root)) for root in roots]
-            self.strands.append(Strand(k, tuple(zip(own, own, strict=True))))
-        layers = selecting_layers(model, self.relations)
-        self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
-        self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
-        self.selected = {
-            place: row
-            for place, row in self.apart.items()
-            if place[0] in layers and place[1] == 1 and len(self.relations.roots[place]) > 1
-        }
-
-    def row(self, roots: Tensor) -> int:
-        """The number of an axis among the sizes of the ledger, by the units along it."""
-        return self.rows[self._row(roots)]
-
-    def selection(self, path: str) -> tuple[int, int] | None:
-        """What arrives at a layer that may select among its inputs, and what it reads of that."""
-        for place, row in self._selected_in(path):
-            return self.rows[self.arriving[place]], self.rows[row]
-        return None
-
-    def _number(self, formula: Formula) -> int:
-        return self.formulas.setdefault(formula, len(self.formulas))
-
-    def _row(self, roots: Tensor) -> Row:
-        """An axis that is cut where units go."""
-        counts = Counter(self.group_of.get(root, NOBODY) for root in roots.tolist())
-        base = counts.pop(NOBODY, 0)
-        times = tuple((k, n / len(self.groups[k])) for k, n in sorted(counts.items()))
-        return self._known(Row(base, times))
-
-    def _known(self, row: Row) -> Row:
-        self.rows.setdefault(row, len(self.rows))
-        return row
-
-    def _apart(self, place: Place) -> Row | None:
-        """An axis whose indices go one by one; None where they go with their units."""
-        roots = self.relations.roots[place].tolist()
-        hosts = [self.alive.unit(root) for root in roots]
-        needs = self.alive.indices(place)
-        if needs == hosts:
-            return None
-        parts = defaultdict[int, list[tuple[int, int]]](list)
-        for root, need, host in zip(roots, needs, hosts, strict=True):
-            if need:
-                group = self.group_of.get(root, NOBODY)
-                parts[group].append((self._number(need), self._number(host)))
-        start = len(self.strands)
-        self.strands += [Strand(group, tuple(indices)) for group, indices in parts.items()]
-        times = tuple((k, 1.0) for k in range(start, len(self.strands)))
-        return self._known(Row(needs.count(frozenset()), times))
-
-    def _kept(self, place: Place) -> Row:
-        return self.selected.get(place, self.arriving[place])
 
     def ledger(self) -> Ledger:
         """Everything, as tensors."""
@@ -209,15 +119,6 @@ class Writer:
             self._note((0.0, each, 0.0), rows)
         return share * sum(contraction.macs for contraction in contractions)
 
-    def _selected_in(self, path: str) -> list[tuple[Place, Row]]:
-        """The input axis of a layer that selects, under whatever name it is called."""
-        module = self.model.get_submodule(path)
-        return [
-            (place, row)
-            for place, row in self.selected.items()
-            if self.model.get_submodule(place[0].rpartition(".")[0]) is module
-        ]
-
     def _note(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
         """A product of sizes, and what its mean has more where two are sums over the same units."""
         sizes = [("size", self.rows[row]) for row in rows]
@@ -248,9 +149,11 @@ class Writer:
             if ends:  # else it has no units
                 tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
         return {
-            "each": torch.cat([numbers for numbers, _, _ in tables] or [_none(0)]),
-            "ends": _joined([ends for _, ends, _ in tables]),
-            "at": _joined([at for _, _, at in tables]),
+            "each": torch.cat(
+                [numbers for numbers, _, _ in tables] or [torch.zeros(0, dtype=torch.int64)]
+            ),
+            "ends": joined([ends for _, ends, _ in tables]),
+            "at": joined([at for _, _, at in tables]),
             "lines": self.alive.numbers - first,
         }
 
@@ -314,7 +217,7 @@ class Writer:
             "wholes": torch.tensor(wholes, dtype=torch.int64),
             "cases": len(set(wholes)),
             "tied": torch.tensor([gate for gate, _ in tied], dtype=torch.int64),
-            "stands": _filled([sorted(at) for _, at in tied]),
+            "stands": filled([sorted(at) for _, at in tied]),
             "clauses": padded([number[clause] for clause in wide]),
             "formulas": padded(
                 [
@@ -399,24 +302,6 @@ class Writer:
         prices = _numbers([prices for prices, _ in self.terms]).T
         pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
         return {"factors": padded(factors), "prices": prices, "pairs": pairs}
-
-
-def _none(*size: int) -> Tensor:
-    return torch.full(size, -1)
-
-
-def _joined(tables: Sequence[Tensor]) -> Tensor:
-    """Tables one below the other, -1 where one is narrower than others."""
-    width = max((table.shape[1] for table in tables), default=1)
-    wide = [torch.cat([t, _none(len(t), width - t.shape[1])], 1) for t in tables]
-    return torch.cat(wide) if wide else _none(0, width)
-
-
-def _filled(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of indices as one table; a short row says its first one again."""
-    width = max(map(len, rows), default=1)
-    table = [[*row, *[row[0]] * (width - len(row))] for row in rows]
-    return torch.tensor(table, dtype=torch.int64).view(len(rows), width)
 
 
 def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:
