@@ -1,6 +1,8 @@
 """Networks that step as one do what each would do alone."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +99,36 @@ def test_what_is_compiled_gives_the_same_gradients(count: int, noise: Images) ->
         torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("network", "convolutions", "products"),
+    [("lenet5", True, True), ("lenet5", False, False), ("mlp", True, False)],
+)
+def test_products_are_rounded_as_the_convolutions_they_stand_for(
+    network: str,
+    convolutions: bool,
+    products: bool,
+    noise: Images,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, seen = torch.backends.cuda.matmul, []
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*inputs: Any) -> Any:
+            seen.append(backend.allow_tf32)
+            return function(*inputs)
+
+        return called
+
+    monkeypatch.setattr("hardconcrete.paper.stack._compiled", compiled)
+    pair = networks(Experiment(network), range(2))
+    stack = Stack(pair, noise.images, noise.labels, prepare=scaled, compiled=True)
+    stack.begin_epoch(0)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=convolutions):
+        stack.step()
+    assert seen == [products]
+    assert not backend.allow_tf32
+
+
 def test_dropout_differs_between_stacked_networks_and_repeats_by_epoch(noise: Images) -> None:
     def losses(epoch: int) -> list[float]:
         models = []
@@ -190,9 +222,20 @@ def test_gates_are_clamped_after_each_step(noise: Images) -> None:
     assert one.model.gates.log_alpha.max().item() == pytest.approx(math.log(100))
 
 
+def test_gradients_of_convolutions_as_products() -> None:
+    convolution = torch.nn.Conv2d(3, 4, (5, 2), dtype=torch.float64)
+    x = torch.randn(6, 3, 9, 7, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *convolution.parameters()]
+    plain = torch.autograd.grad(convolution(x).sin().sum(), wanted)
+    with ConvolutionsAsProducts():
+        found = torch.autograd.grad(convolution(x).sin().sum(), wanted)
+    for gradient, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
 def test_convolutions_with_stride_or_padding_stay_as_they_are() -> None:
     x = torch.randn(2, 3, 9, 9)
     for convolution in (torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.Conv2d(3, 4, 3, padding=1)):
         with ConvolutionsAsProducts():
-            assert torch.equal(convolution(x), convolution(x))
-        assert torch.equal(convolution(x), convolution(x))
+            inside = convolution(x)
+        assert torch.equal(inside, convolution(x))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
@@ -165,7 +166,10 @@ class Stack:
             return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
         if self._compiled is None:  # traced through vmap and autograd, which dynamo would break at
             self._compiled = _compiled(make_fx(gradients)(self._trained, *batch))
-        with torch.no_grad():
+        convolves = any(
+            isinstance(module, nn.Conv2d) for module in self.learners[0].model.modules()
+        )
+        with torch.no_grad(), _rounded_as(convolves and torch.backends.cudnn.allow_tf32):
             return self._compiled(self._trained, *batch)  # type: ignore[no-any-return]
 
     def _losses(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
@@ -223,6 +227,18 @@ def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(gradient)
 
 
+@contextmanager
+def _rounded_as(tf32: bool) -> Iterator[None]:
+    """Products on a GPU as convolutions are, for which they stand: in TF32, or else as before."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = before or tf32
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
+
+
 class ConvolutionsAsProducts(TorchFunctionMode):
     """Inside, plain convolutions multiply patches of their input.
 
@@ -244,17 +260,42 @@ class ConvolutionsAsProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Patches(torch.autograd.Function):
+    """What a window of rows and columns sees; one kernel, and one for the gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rows: int, columns: int) -> Tensor:
+        """Of [part, channel, image, row, column]; the window comes after the channel."""
+        x = x.contiguous()
+        height, width = x.shape[3] - rows + 1, x.shape[4] - columns + 1
+        part, channel, image, row, column = x.stride()
+        shape = (*x.shape[:2], rows, columns, x.shape[2], height, width)
+        return x.as_strided(shape, (part, channel, row, column, image, row, column)).contiguous()
+
+    @staticmethod
+    def setup_context(_: Any, inputs: Any, output: Any) -> None:
+        """Nothing but the sizes is kept."""
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Any:
+        """Every place of the window adds to the pixel that it saw."""
+        rows, columns = gradient.shape[2:4]
+        added = [
+            functional.pad(seen, (column, columns - 1 - column, row, rows - 1 - row))
+            for row, line in enumerate(gradient.unbind(2))
+            for column, seen in enumerate(line.unbind(2))
+        ]
+        return sum(added), None, None
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, columns = weight.shape[2:]
     height, width = x.shape[2] - rows + 1, x.shape[3] - columns + 1
     parts = math.gcd(len(x), PARTS)
     x = x.unflatten(0, (parts, -1)).transpose(1, 2)  # part, channel, image, row, column
-    shifted = [
-        x[..., row : row + height, column : column + width]
-        for row in range(rows)
-        for column in range(columns)
-    ]
-    patches = torch.stack(shifted, 2).flatten(3).flatten(1, 2)
+    patches = _Patches.apply(x, rows, columns).flatten(1, 3).flatten(2)  # type: ignore[no-untyped-call]
     result: Tensor = torch.bmm(weight.flatten(1).expand(parts, -1, -1), patches)
     if bias is not None:
         result = result + bias[:, None]
