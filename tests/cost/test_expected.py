@@ -44,6 +44,7 @@ def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
             gated.gates.log_alpha[group.slice] = torch.where(is_open, 90.0, -90.0)
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
@@ -64,6 +65,7 @@ def assert_decided_costs(gated: hc.GatedModel, seed: int) -> None:
     assert expected(gated) == pytest.approx(found, rel=1e-12)
 
 
+@pytest.mark.no_cover
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])

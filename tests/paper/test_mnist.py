@@ -46,6 +46,18 @@ def test_validation_never_opens_the_test_set(
     assert opened == ["train"]
     record = json.loads((tmp_path / "lenet5-0.1-validate" / "record.json").read_text())
     assert record["tested_on"] == "5,000 held-out training images"
+    assert "test_opened" not in record
+
+
+@pytest.mark.usefixtures("opened")
+def test_how_to_choose_is_said_before_a_setting_of_ones_own_is_tested(tmp_path: Path) -> None:
+    said: list[str] = []
+    for lam in (0.1, 0.2, 0.3):
+        experiment = Experiment("mlp", (lam,), epochs=1)
+        run(experiment, out=tmp_path, device="cpu", say=lambda words: said.append(str(words)))
+    advice = [words for words in said if "--validate" in words]
+    assert len(advice) == 2  # 0.1 is the paper's
+    assert "It has been opened for mlp-0.1, mlp-0.2." in advice[1]
 
 
 @pytest.mark.usefixtures("opened")

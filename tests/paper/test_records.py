@@ -64,8 +64,22 @@ def test_an_unfinished_line_and_a_damaged_record(folder: RunFolder) -> None:
     assert folder.load()[1] == 1
     assert folder.lines() == [{"epoch": 1}]
     folder.record.write_text('{"settings": ')
-    with pytest.raises(DataError, match=r"record.json is damaged; delete its folder"):
+    with pytest.raises(DataError, match=r"record.json is damaged .* delete its folder"):
         folder.begin({"seed": 0, "epochs": 3}, resume=True)
+    assert not folder.has_been_tested()
+
+
+@pytest.mark.parametrize(("text", "why"), [("{}", "names no settings"), ("[]", "not an object")])
+def test_a_record_of_something_else_is_damaged(folder: RunFolder, text: str, why: str) -> None:
+    folder.record.write_text(text)
+    with pytest.raises(DataError, match=f"record.json is damaged .*{why}"):
+        folder.refuse_others({"seed": 0})
+
+
+def test_metrics_that_cannot_be_read_are_damaged(folder: RunFolder) -> None:
+    folder.metrics.write_text("epoch 1\n")
+    with pytest.raises(DataError, match=r"metrics.jsonl is damaged"):
+        folder.lines()
 
 
 def test_a_checkpoint_of_something_else_is_damaged(folder: RunFolder) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hardconcrete.errors import DataError
 from hardconcrete.paper.experiment import NETWORKS, gated_network
 from hardconcrete.paper.figures import Drawing
 from hardconcrete.paper.records import RunFolder
@@ -58,7 +59,10 @@ def _panel(axes: "Axes", name: str, rows: Sequence[Row], runs: Path) -> dict[str
         facts[f"{name}, dropout, {kind}"] = value
     trained = [row for row in rows if row.experiment.method == "l0" and not row.experiment.quirks]
     for row, colour in zip(trained, (BLUE, VERMILION), strict=True):
-        lines = RunFolder(runs / row.experiment.name).lines()
+        folder = RunFolder(runs / row.experiment.name)
+        lines = folder.lines()
+        if not lines:
+            raise DataError(f"{folder.metrics} is missing or empty: it has the epochs to be drawn")
         epochs = sorted({line["epoch"] for line in lines})
         for kind, (words, style) in KINDS.items():
             values = [

@@ -60,16 +60,18 @@ def run(
     folder.begin(experiment.settings(), resume=resume)  # after all that can be refused
 
     def open_test() -> Images:
+        if experiment.validate:
+            return held_out
         folder.note_opening()
-        return held_out if experiment.validate else load_mnist("test", data)
+        return load_mnist("test", data)
 
     network = NETWORKS[experiment.network]
     alone = experiment.method == "budget" or experiment.shrink
     stacked = place.type == "cuda" and not alone
     engine = Engine(learners, training, stacked=stacked)
-    told = forecast(learners[0], engine.steps)
-    if told:
-        say(f"note: {told}")
+    for told in (forecast(learners[0], engine.steps), _advice(experiment, out)):
+        if told:
+            say(f"note: {told}")
 
     def uncoupled(model: nn.Module) -> dict[str, Any]:
         if not isinstance(model, hc.GatedModel):
@@ -88,6 +90,20 @@ def run(
         }
     )
     return finished
+
+
+def _advice(experiment: Experiment, out: Path) -> str:
+    """Where a setting is one's own and would be tried on the test set: how to choose instead."""
+    own = experiment.method == "budget" or experiment.lam not in NETWORKS[experiment.network].rows
+    if experiment.validate or not own or experiment.method in ("dense", "dropout"):
+        return ""
+    folders = map(RunFolder, sorted(out.glob(f"{experiment.network}-*")))
+    before = [folder.path.name for folder in folders if folder.has_been_tested()]
+    seen = f" It has been opened for {', '.join(before)}." if before else ""
+    return (
+        "this setting is not the paper's, and its error will be that on the test set."
+        f"{seen} To choose between settings, call each with --validate, then the chosen one once"
+    )
 
 
 def results_in(

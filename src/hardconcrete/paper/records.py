@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,10 +133,9 @@ class RunFolder:
 
     def read(self) -> dict[str, Any]:
         """The record."""
-        try:
-            content: dict[str, Any] = json.loads(self.record.read_text())
-        except json.JSONDecodeError as error:
-            raise DataError(f"{self.record} is damaged; delete its folder to begin anew") from error
+        (content,) = _parsed(self.record, [self.record.read_text()])
+        if "settings" not in content:
+            raise _damaged(self.record, "it names no settings")
         return content
 
     def write(self, record: dict[str, Any]) -> None:
@@ -148,6 +147,13 @@ class RunFolder:
         record, now = self.read(), datetime.now(UTC).isoformat(timespec="seconds")
         self.write({**record, "test_opened": [*record.get("test_opened", []), now]})
 
+    def has_been_tested(self) -> bool:
+        """Whether the test set was opened for it, as far as its record can be read."""
+        try:
+            return self.record.exists() and bool(self.read().get("test_opened"))
+        except DataError:
+            return False
+
     def log(self, line: dict[str, Any]) -> None:
         """Add a line of metrics."""
         with self.metrics.open("a") as file:
@@ -158,7 +164,7 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         whole = self.metrics.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
+        return _parsed(self.metrics, whole.splitlines())
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
         """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
@@ -196,7 +202,18 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> DataError:
+def _parsed(path: Path, texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Objects of JSON that stand in a file."""
+    try:
+        found = [json.loads(text) for text in texts]
+    except ValueError as error:
+        raise _damaged(path, error) from error
+    if not all(isinstance(one, dict) for one in found):
+        raise _damaged(path, "not an object of JSON")
+    return found
+
+
+def _damaged(path: Path, error: Exception | str) -> DataError:
     return DataError(f"{path} is damaged ({error}); delete its folder to begin this run anew")
 
 

@@ -229,14 +229,16 @@ def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def _rounded_as(tf32: bool) -> Iterator[None]:
-    """Products on a GPU as convolutions are, for which they stand: in TF32, or else as before."""
-    products = torch.backends.cuda.matmul
-    before = products.allow_tf32
-    products.allow_tf32 = before or tf32
+    """Products on a GPU in TF32 where convolutions are: some stand for these. Else as before."""
+    if not tf32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        products.allow_tf32 = before
+        torch.set_float32_matmul_precision(before)
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):
@@ -255,7 +257,8 @@ class ConvolutionsAsProducts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A product instead of a convolution without stride, padding, dilation and groups."""
-        if func is torch.conv2d and args[3:] == ((1, 1), (0, 0), (1, 1), 1):
+        plain = func is torch.conv2d and args[3:] == ((1, 1), (0, 0), (1, 1), 1)
+        if plain and args[0].dim() == 4:
             return _product(*args[:3])
         return func(*args, **(kwargs or {}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.datasets import Images, load_mnist
+from hardconcrete.paper.datasets import Images, hold_out, load_mnist
 from hardconcrete.paper.display import Sweep
 from hardconcrete.paper.engine import scaled
 from hardconcrete.paper.examination import LATENCY_BATCH, READOUTS, TUNING, Result
@@ -85,7 +85,10 @@ def experiments(
 
 
 def _quirks(network: str) -> list[tuple[str, ...]]:
-    """Each difference that acts on a network by itself, then all of them."""
+    """Each difference that acts on a network by itself, then all of them.
+
+    Not the average: after some thousand steps it is what it would have been.
+    """
     has_bias = network == "lenet5"
     own = tuple(quirk for quirk in QUIRKS if quirk != "bias" or has_bias)
     return [("clamp",), *[("bias",)] * has_bias, own]
@@ -114,11 +117,15 @@ def train(
     say: Say = print,
 ) -> list[Row]:
     """Train what is not trained yet, one experiment after the other."""
+    if runs.exists() and not runs.is_dir():
+        raise ArgumentError(f"--runs {runs} is a file, not a folder")
     for experiment in chosen:  # before the first of them is trained
         RunFolder(runs / experiment.name).refuse_others(experiment.settings())
     waiting = [each for each in chosen if "results" not in _record(runs, each)]
     if waiting and choose_device(device).type == "cpu":
         training = load_mnist("train", data)
+        if chosen[0].validate:
+            training, _ = hold_out(training)
         seconds = sum(seconds_on_cpu(each, training, _epochs_done(runs, each)) for each in waiting)
         about = f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{seconds / 60:.0f} minutes"
         say(f"{len(waiting)} runs on this CPU will take about {about}")
@@ -220,7 +227,7 @@ def markdown(rows: Sequence[Row]) -> str:
     timed, threads = rows[0].record.get("timed"), f"{about['threads']} threads"
     where = f"the CPU of that machine, {threads}"
     if timed:
-        where = f"{timed['device']}, torch {timed['torch']}"
+        where = f"{timed['device']}, torch {timed['torch']}, of networks of the same sizes"
     parts = [
         "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
         f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
@@ -329,6 +336,7 @@ def _tuning(rows: Sequence[Row]) -> list[str]:
 
 def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Path]:
     """Error against size, every seed, beside the published points; and error over epochs."""
+    from matplotlib.ticker import LogLocator
 
     def on(figure: "Figure") -> None:
         panels = figure.subplots(2, len(TITLES), squeeze=False)
@@ -343,12 +351,16 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
                 for result in found:
                     epochs = [int(epoch) for epoch in result.curve]
                     curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
-            for index, (method, point) in enumerate(PUBLISHED[network].items()):
-                at = point[2], point[1]
-                size.plot(*at, "x", color="black", label=None if index else "published")
-                words = {"textcoords": "offset points", "fontsize": 6, "rotation": 40}
-                size.annotate(method.replace("lambda", "λ"), at, (2, 3), **words)
+            published = [row[2] for row in PUBLISHED[network].values()]
+            errors = [row[1] for row in PUBLISHED[network].values()]
+            size.plot(published, errors, "x", color="black", label="published")
+            for names, at in _named(network):
+                words = {"textcoords": "offset points", "fontsize": 6, "rotation": 25}
+                size.annotate(names.replace("lambda", "λ"), at, (2, 3), **words)
             size.set(xscale="log", xlabel="parameters of the compacted network", title=title)
+            size.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            size.xaxis.set_major_formatter(lambda count, _: f"{count / 1000:g}k")
+            size.xaxis.set_minor_formatter("")
             tested = "held-out" if rows[0].experiment.validate else "test"
             size.set_ylabel(f"{tested} error (%)")
             size.legend(fontsize=7)
@@ -357,6 +369,17 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
             curve.set_ylabel(f"{tested} error of the averaged network (%)")
 
     return save(on, out, name, (11, 8))
+
+
+def _named(network: str) -> list[tuple[str, tuple[float, float]]]:
+    """The published points and their names; those that would cover each other share a place."""
+    found: list[tuple[str, tuple[float, float]]] = []
+    for name, (_, error, size) in sorted(PUBLISHED[network].items(), key=lambda row: row[1][1:]):
+        if found and found[-1][1][1] == error and size < 1.1 * found[-1][1][0]:
+            found[-1] = f"{name}\n{found[-1][0]}", found[-1][1]
+        else:
+            found.append((name, (size, error)))
+    return found
 
 
 _COLOURS = (PURPLE, GREEN, BLUE, VERMILION, ORANGE, "black")

@@ -133,8 +133,10 @@ def run_wide(
     memory = torch.cuda.max_memory_allocated() if place.type == "cuda" else None
 
     def open_test() -> Images:
+        if experiment.validate:
+            return held_out
         folder.note_opening()
-        return held_out if experiment.validate else load_cifar(experiment.classes, "test", data)
+        return load_cifar(experiment.classes, "test", data)
 
     spent = {
         "seconds_to_build": round(to_build, 1),
