@@ -277,3 +277,31 @@ def test_what_the_budget_accepted_is_met() -> None:
         more[gate] = True
         assert gated.ledger.cost(more)[1] > 4
     assert hc.count(hc.compact(gated, budget=budget), torch.randn(2, 3)).macs <= 4
+
+
+def test_groups_without_a_limit_stay_as_they_are_read() -> None:
+    layers = nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
+    gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) % 5 == 0, 5.0, -5.0))
+    small = hc.compact(gated, budget=hc.Budget(gated, units={"0": 10}))
+    assert (small[0].out_features, small[2].out_features) == (10, 4)
+
+
+def test_a_collapse_far_below_a_budget_is_said() -> None:
+    layers = nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
+    budget = hc.Budget(gated, macs=0.5)
+    gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) < 10, 5.0, -5.0))
+    words = (
+        r"far below its budget, with .*% of the MACs instead of 50.0%, and has shut 2 altogether"
+    )
+    with pytest.warns(hc.HardConcreteWarning, match=words):
+        hc.compact(gated, budget=budget)
+    gated.gates.log_alpha.data[20] = 5.0  # as small, and nothing has collapsed
+    hc.compact(gated, budget=budget)
+
+
+def test_true_is_no_width() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
+    with pytest.raises(ArgumentError, match="round_to=True"):
+        hc.compact(gated, round_to=True)

@@ -136,7 +136,7 @@ def test_the_smallest_lambda_gets_a_number() -> None:
 def test_gates_that_are_shut_already_are_no_success() -> None:
     gated = dense()
     gated.gates.log_alpha.data[0] = -5.0
-    slow = Adam(hc.parameter_groups(gated, lr=1e-3))
+    slow = Adam(hc.parameter_groups(gated, lr=5e-4))
     for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5, steps=1000)):
         with pytest.warns(hc.HardConcreteWarning, match="this run cannot"):
             (reach,) = hc.check_run(penalty, slow, 1000)
@@ -307,21 +307,42 @@ def test_more_steps_are_no_cure_where_the_rate_falls() -> None:
     assert "times the steps" not in str(caught[0].message)
 
 
-def test_a_budget_whose_gates_cannot_get_there() -> None:
+def pressed(**rates: float) -> tuple[hc.Budget, torch.optim.Adam]:
+    """Half of four inputs, and how their gates are moved."""
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
     budget = hc.Budget(gated, macs=0.5, steps=1_000)
-    slow = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3))
+    return budget, torch.optim.Adam(hc.parameter_groups(gated, **rates))
+
+
+def test_a_budget_whose_gates_cannot_get_there() -> None:
+    budget, slow = pressed(lr=5e-4)
     with pytest.warns(
         HardConcreteWarning, match="cannot meet its budget: in 1,000 steps"
     ) as caught:
         (reach,) = hc.check_run(budget, slow, 1_000)
     assert caught[0].filename == __file__
-    assert reach.end == pytest.approx(reach.start - 1.0, abs=1e-3)
-    assert "a learning rate well above 0.0024 (now 0.001" in str(caught[0].message)
-    quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=1e-2))
-    assert hc.check_run(budget, quick, 1_000)[0].shut == 4
-    sgd = torch.optim.SGD(hc.parameter_groups(gated, lr=0.1))
+    assert reach.shut == 0
+    assert "a learning rate well above 0.00092 (now 0.0005" in str(caught[0].message)
+    for enough in ({"lr": 1.2e-3}, {"lr": 1e-3, "gate_lr": 1e-2}):
+        assert hc.check_run(*pressed(**enough), 1_000)[0].shut >= 2
+    sgd = torch.optim.SGD(hc.parameter_groups(budget.gated, lr=0.1))
     assert hc.check_run(budget, sgd, 1_000)[0].shut == 4  # its price may grow as it must
+
+
+@pytest.mark.parametrize("rate", [5e-4, 8e-4])
+def test_a_budget_under_adam_is_followed(rate: float) -> None:
+    """Its steps are larger than the learning rate as long as prices grow."""
+    budget, optimizer = pressed(lr=rate)
+    with pytest.warns(HardConcreteWarning, match="cannot meet its budget"):
+        (reach,) = hc.check_run(budget, optimizer, 1_000)
+    for _ in range(1_000):
+        optimizer.zero_grad()
+        budget().backward()
+        optimizer.step()
+        budget.step()
+    moved = reach.start - budget.gated.gates.log_alpha.mean().item()
+    assert moved > 1.5 * 1_000 * rate
+    assert reach.start - reach.end == pytest.approx(moved, rel=0.02)
 
 
 def test_a_target_that_is_not_down_when_the_run_ends() -> None:

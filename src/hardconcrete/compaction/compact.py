@@ -24,6 +24,9 @@ from hardconcrete.objective.constraint import delivered
 
 Form = Literal["auto", "module", "graph"]
 
+FAR_BELOW = 0.8
+"""The part of its budget with less than which a training with whole groups shut has collapsed."""
+
 
 def compact(
     gated: GatedModel,
@@ -54,7 +57,8 @@ def compact(
             certain units are shut, the likeliest come back with their mean E[z]. The result is then
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards. It warns
-            of a training that ended more than 2% above.
+            of a training that ended more than 2% above, or far below with whole groups shut.
+            Groups that it does not limit stay as they are read.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full. Of a group that is shut altogether one block stays.
             Where sites are named, a unit can have gates at several places, and widths are others.
@@ -76,7 +80,7 @@ def compact(
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
     if min_units < 0:
         raise ArgumentError(f"min_units={min_units} must not be negative")
-    if not isinstance(round_to, int) or round_to < 1:
+    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
         raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
     as_read = budget is None and round_to == 1
     if not as_read and min_units != 1:
@@ -84,7 +88,7 @@ def compact(
     _look_at(gated)
     values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
     if budget is not None:
-        _look_above(gated, budget)
+        _look_back(gated, budget)
     dense = expanded(gated)
     plain = ungated(dense)
     least = min_units if as_read else kept(gated, round_to)
@@ -116,12 +120,20 @@ def _look_at(gated: GatedModel) -> None:
         )
 
 
-def _look_above(gated: GatedModel, budget: Budget) -> None:
-    """Say where units are shut that the network was trained with, by more than a budget's band."""
+def _look_back(gated: GatedModel, budget: Budget) -> None:
+    """Say where units are shut that the network was trained with, or come back that were not."""
     is_open = (gated.gates.readout().detach() > 0).double()
     costs = delivered(gated, budget.constraints, is_open).tolist()
-    for limit, cost in zip(budget.constraints, costs, strict=True):
-        target = limit.limit / limit.dense
+    targets = [limit.limit / limit.dense for limit in budget.constraints]
+    gone = [name for name, own in gated.by_group(is_open).items() if not own.any()]
+    if gone and all(c < FAR_BELOW * t for c, t in zip(costs, targets, strict=True)):
+        _warn(
+            f"the training ended far below its budget, with {costs[0]:.1%} of the "
+            f"{budget.constraints[0].words} instead of {targets[0]:.1%}, and has shut "
+            f"{', '.join(gone)} altogether: units come back now that the network has not been "
+            "trained with. Train longer, with steps=... of the budget, or with a larger budget"
+        )
+    for limit, cost, target in zip(budget.constraints, costs, targets, strict=True):
         if cost > (1 + BAND) * target:
             _warn(
                 f"the training ended above its budget, with {cost:.1%} of the {limit.words} "

@@ -139,7 +139,10 @@ class Budget:
         self._begin()
 
     def __call__(self) -> Tensor:
-        """The expected costs, priced: to be added to the loss of the task."""
+        """To be added to the loss of the task: its gradient is that of the expected costs, priced.
+
+        Its value is the sum of these costs, as parts of the dense totals, whatever the prices are.
+        """
         self._keep_up()
         probability = self.gated.gates.distribution().open_probability
         return sum(

@@ -122,7 +122,7 @@ def check_run(
 def _check_budget(
     budget: Budget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
 ) -> tuple[Reach, ...]:
-    """How far gates get that are pushed as hard as can be: by Adam at most, by SGD as followed."""
+    """How far gates get that nothing but the budget moves."""
     gated, pace = budget.gated, sum(map(factor, range(steps)))
     now = gated.gates.log_alpha.detach().clone()
 
@@ -133,7 +133,7 @@ def _check_budget(
             own[0] = 1.0
         return bool((budget._delivered(is_open) <= budget._limits).all())
 
-    ends = now - motion.rate * pace if motion.normalised else pushed(budget, motion, steps, factor)
+    ends = pushed(budget, motion, steps, factor)
     reaches = _reaches(gated, ends, edge)
     if meets(now):
         return reaches
@@ -150,12 +150,14 @@ def _check_budget(
             middle = (low + high) / 2
             low, high = (low, middle) if meets(now - middle) else (middle, high)
         worst = min(reaches, key=lambda reach: reach.start - reach.shut_below)
-        own = "" if motion.normalised else "an Adam of their own and "
+        own, rate = "an Adam of their own and ", high / max(pace, 1e-12)
+        if motion.normalised:  # twice the rate, twice as far
+            own, rate = "", motion.rate * high / max(float((now - ends).max()), 1e-12)
         _warn(
-            f"this run cannot meet its budget: in {steps:,} steps the gates move by "
-            f"{worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and one is shut below "
+            f"this run cannot meet its budget: in {steps:,} steps it moves the gates by "
+            f"{worst.start - worst.end:.2g}, from {worst.start:.2f}, and one is shut below "
             f"{worst.shut_below:.2f}. Give them {own}a learning rate well above "
-            f"{high / max(pace, 1e-12):.2g} (now {motion.rate:.3g}; "
+            f"{max(rate, motion.rate):.2g} (now {motion.rate:.3g}; "
             "hc.parameter_groups(gate_lr=...))",
             stacklevel=4,
         )

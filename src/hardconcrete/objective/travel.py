@@ -36,6 +36,7 @@ class Motion:
         rate: learning rate of the gates.
         gain: the sum of what momentum makes of one gradient, 1 / (1 - m).
         normalised: whether the gradient is divided by its size, of late.
+        lag: what is left of a gradient in the mean that is divided after one more step.
         memory: what is left of a squared gradient in that size after one more step.
         eps: what is added to that size.
         decay: weight decay of the gates, which pulls log_alpha to 0, where a gate is half open.
@@ -45,6 +46,7 @@ class Motion:
     rate: float
     gain: float = 1.0
     normalised: bool = False
+    lag: float = 0.0
     memory: float = 0.0
     eps: float = 0.0
     decay: float = 0.0
@@ -71,11 +73,12 @@ class Motion:
             return None
         momentum = float(group.get("momentum", 0.0))
         dampening = float(group.get("dampening", 0.0)) if momentum else 0.0
-        memory = group.get("betas", (0.0, 0.0))[1]
+        lag, memory = group.get("betas", (0.0, 0.0))
         return cls(
             rate=float(group.get("initial_lr", group["lr"])),  # a scheduler may have begun
             gain=(1 - dampening) / (1 - momentum),
             normalised=normalised,
+            lag=float(lag),
             memory=0.0 if isinstance(optimizer, Adamax) else float(memory),
             eps=float(group.get("eps", 0.0)),
             decay=float(group["weight_decay"]),
@@ -88,7 +91,8 @@ class _Mover:
 
     def __init__(self, motion: Motion, location: Tensor) -> None:
         self.motion, self.location = motion, location
-        self._squares, self._seen = torch.zeros_like(location), 0.0
+        self._mean, self._squares = torch.zeros_like(location), torch.zeros_like(location)
+        self._steps = 0
         self._moved, self._pace = torch.zeros_like(location), torch.ones_like(location)
 
     def move(self, slope: Tensor, steps: int, factor: float) -> None:
@@ -98,7 +102,7 @@ class _Mover:
         if not motion.decoupled:
             slope = slope + pull
         if motion.normalised:
-            slope = slope / (self._size(slope, motion.memory**steps) + motion.eps)
+            slope = self._normalised(slope, steps)
         if motion.decoupled:
             slope = slope + pull
         self._stride(-steps * factor * motion.rate * motion.gain * slope)
@@ -110,11 +114,14 @@ class _Mover:
         self._moved = self._pace * far
         self.location = (self.location + self._moved).clamp(-EDGE, EDGE)
 
-    def _size(self, slope: Tensor, memory: float) -> Tensor:
-        """The root of the mean square, with Adam's correction for its beginning."""
-        self._squares = memory * self._squares + (1 - memory) * slope.square()
-        self._seen = memory * self._seen + (1 - memory)
-        return (self._squares / self._seen).sqrt()
+    def _normalised(self, slope: Tensor, steps: int) -> Tensor:
+        """The mean of the slopes by the root of that of their squares, both as Adam has them."""
+        lag, memory = self.motion.lag, self.motion.memory
+        self._steps += steps
+        self._mean = self._mean.lerp(slope, 1 - lag**steps)
+        self._squares = self._squares.lerp(slope.square(), 1 - memory**steps)
+        size = (self._squares / (1 - memory**self._steps)).sqrt()
+        return self._mean / (1 - lag**self._steps) / (size + self.motion.eps)
 
 
 def travel(
