@@ -20,7 +20,7 @@ from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarn
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective import Budget
 from hardconcrete.objective.budget import BAND
-from hardconcrete.objective.constraint import delivered
+from hardconcrete.objective.constraint import Constraint, delivered
 
 Form = Literal["auto", "module", "graph"]
 
@@ -123,24 +123,32 @@ def _look_at(gated: GatedModel) -> None:
 def _look_back(gated: GatedModel, budget: Budget) -> None:
     """Say where units are shut that the network was trained with, or come back that were not."""
     is_open = (gated.gates.readout().detach() > 0).double()
-    costs = delivered(gated, budget.constraints, is_open).tolist()
-    targets = [limit.limit / limit.dense for limit in budget.constraints]
+    limits, costs = budget.constraints, delivered(gated, budget.constraints, is_open).tolist()
+    parts = [cost * limit.dense / limit.limit for cost, limit in zip(costs, limits, strict=True)]
     gone = [name for name, own in gated.by_group(is_open).items() if not own.any()]
-    if gone and all(c < FAR_BELOW * t for c, t in zip(costs, targets, strict=True)):
+    if gone and max(parts) < FAR_BELOW:
         _warn(
-            f"the training ended far below its budget, with {costs[0]:.1%} of the "
-            f"{budget.constraints[0].words} instead of {targets[0]:.1%}, and has shut "
-            f"{', '.join(gone)} altogether: units come back now that the network has not been "
-            "trained with. Train longer, with steps=... of the budget, or with a larger budget"
+            f"the training ended far below its budget, {_found(gated, limits[0], costs[0])}, and "
+            f"has shut {', '.join(gone)} altogether: units come back now that the network has not "
+            "been trained with. Train longer, with steps=... of the budget, or with a larger one"
         )
-    for limit, cost, target in zip(budget.constraints, costs, targets, strict=True):
-        if cost > (1 + BAND) * target:
+    for limit, cost, part in zip(limits, costs, parts, strict=True):
+        if part > 1 + BAND:
             _warn(
-                f"the training ended above its budget, with {cost:.1%} of the {limit.words} "
-                f"instead of {target:.1%}: units are shut now that the network still uses. Train "
-                "longer, or with a larger learning rate of the gates; hc.check_run says before the "
-                "first step how far they get"
+                f"the training ended above its budget, {_found(gated, limit, cost)}: units are "
+                "shut now that the network still uses. Train longer, or with a larger learning "
+                "rate of the gates; hc.check_run says before the first step how far they get"
             )
+
+
+def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:
+    """What there is of a cost, and what there should be."""
+    probability = gated.gates.distribution().open_probability.detach()
+    expected = limit.expected(gated, probability, exactly=True).item()
+    return (
+        f"with {cost:.1%} of the {limit.words} delivered and {expected:.1%} expected instead of "
+        f"{limit.limit / limit.dense:.1%}"
+    )
 
 
 def _warn(words: str) -> None:
