@@ -295,6 +295,10 @@ def test_a_collapse_far_below_a_budget_is_said() -> None:
     words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and has shut 2 "
     with pytest.warns(hc.HardConcreteWarning, match=words):
         hc.compact(gated, budget=budget)
+    both = hc.Budget(gated, units={"0": 10, "2": 10})  # the other one is met
+    with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* shut 2 "):
+        hc.compact(gated, budget=both)
+    hc.compact(gated, budget=hc.Budget(gated, units={"0": 12}))  # not about 2: nothing comes back
     gated.gates.log_alpha.data[20] = 5.0  # as small, and nothing has collapsed
     hc.compact(gated, budget=budget)
 

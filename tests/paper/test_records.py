@@ -69,7 +69,14 @@ def test_an_unfinished_line_and_a_damaged_record(folder: RunFolder) -> None:
     assert not folder.has_been_tested()
 
 
-@pytest.mark.parametrize(("text", "why"), [("{}", "names no settings"), ("[]", "not an object")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "names no settings"),
+        ('{"settings": 5}', "names no settings"),
+        ("[]", "not an object"),
+    ],
+)
 def test_a_record_of_something_else_is_damaged(folder: RunFolder, text: str, why: str) -> None:
     folder.record.write_text(text)
     with pytest.raises(DataError, match=f"record.json is damaged .*{why}"):
@@ -77,9 +84,10 @@ def test_a_record_of_something_else_is_damaged(folder: RunFolder, text: str, why
 
 
 def test_metrics_that_cannot_be_read_are_damaged(folder: RunFolder) -> None:
-    folder.metrics.write_text("epoch 1\n")
-    with pytest.raises(DataError, match=r"metrics.jsonl is damaged"):
-        folder.lines()
+    for content in (b"epoch 1\n", b"\xff\n"):
+        folder.metrics.write_bytes(content)
+        with pytest.raises(DataError, match=r"metrics.jsonl is damaged"):
+            folder.lines()
 
 
 def test_a_checkpoint_of_something_else_is_damaged(folder: RunFolder) -> None:

@@ -125,13 +125,18 @@ def _look_back(gated: GatedModel, budget: Budget) -> None:
     is_open = (gated.gates.readout().detach() > 0).double()
     limits, costs = budget.constraints, delivered(gated, budget.constraints, is_open).tolist()
     parts = [cost * limit.dense / limit.limit for cost, limit in zip(costs, limits, strict=True)]
-    gone = [name for name, own in gated.by_group(is_open).items() if not own.any()]
-    if gone and max(parts) < FAR_BELOW:
-        _warn(
-            f"the training ended far below its budget, {_found(gated, limits[0], costs[0])}, and "
-            f"has shut {', '.join(gone)} altogether: units come back now that the network has not "
-            "been trained with. Train longer, with steps=... of the budget, or with a larger one"
-        )
+    for group in gated.groups:
+        own = [k for k, limit in enumerate(limits) if group.start in _range(limit, gated)]
+        nearest = max(own, key=parts.__getitem__, default=None)
+        shut = group.keeps_one and not is_open[group.slice].any()
+        if shut and nearest is not None and parts[nearest] < FAR_BELOW:
+            found = _found(gated, limits[nearest], costs[nearest])
+            _warn(
+                f"the training ended far below its budget, {found}, and has shut {group.name} "
+                "altogether: units come back now that the network has not been trained with. "
+                "Train longer, with steps=... of the budget, or with a larger one"
+            )
+            break
     for limit, cost, part in zip(limits, costs, parts, strict=True):
         if part > 1 + BAND:
             _warn(
@@ -139,6 +144,10 @@ def _look_back(gated: GatedModel, budget: Budget) -> None:
                 "shut now that the network still uses. Train longer, or with a larger learning "
                 "rate of the gates; hc.check_run says before the first step how far they get"
             )
+
+
+def _range(limit: Constraint, gated: GatedModel) -> range:
+    return range(*limit.gates(gated).indices(len(gated.gates.log_alpha)))
 
 
 def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:

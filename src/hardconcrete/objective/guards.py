@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,12 @@ LITTLE = 0.02
 SURELY = 12.0
 """A readout that leaves a gate open at minus this, where P(open) is 3e-5, shuts none."""
 
+TRIES = 14
+"""Learning rates that are tried for a budget, each half as large again: up to 300 times its own."""
+
+ADAM: dict[str, Any] = {"normalised": True, "lag": 0.9, "memory": 0.999, "eps": 1e-8}
+"""How it moves gates, by torch's defaults."""
+
 MOST = 1e12
 """The largest factor on lambda or a learning rate that is worth proposing."""
 
@@ -34,9 +41,10 @@ class Reach:
     Args:
         group: its name.
         start: log_alpha now, the mean.
-        end: log_alpha at the end of the run, if the penalty alone moves it.
+        end: log_alpha at the end of the run, if the penalty alone moves it; under a budget, which
+            lets gates go when it is met, the lowest of each gate.
         shut_below: where the readout shuts a gate.
-        shut: how many of its gates are shut at the end.
+        shut: how many of its gates are shut by then.
         already: how many are shut now.
         gates: how many it has.
     """
@@ -65,9 +73,8 @@ def check_run(
     task's gradients slows it down: silence is no promise.
 
     Args:
-        penalty: as it will be used, its schedule of lambda included. A budget raises its price as
-            far as it must: what limits gates is the learning rate of Adam and its kin, or under SGD
-            how fast the price grows; and its target must be down when the run ends.
+        penalty: as it will be used, its schedule of lambda included. A budget is followed with its
+            price, which grows as far as it must, and its target must be down when the run ends.
         optimizer: SGD, or Adam and its kin, with its learning rates.
         steps: of the optimiser, in the whole run.
         schedule: a factor on the learning rate by step, as for ``LambdaLR``.
@@ -145,20 +152,30 @@ def _check_budget(
             stacklevel=4,
         )
     if not meets(ends):
-        low, high = 0.0, float((now - edge).max())
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (low, middle) if meets(now - middle) else (middle, high)
-        worst = min(reaches, key=lambda reach: reach.start - reach.shut_below)
-        own, rate = "an Adam of their own and ", high / max(pace, 1e-12)
-        if motion.normalised:  # twice the rate, twice as far
-            own, rate = "", motion.rate * high / max(float((now - ends).max()), 1e-12)
+        limited = budget._concerned.any(0)
+        own = [
+            reach
+            for reach, part in zip(reaches, gated.by_group(limited).values(), strict=True)
+            if part.any()
+        ]
+        worst = max(own, key=lambda reach: reach.end - reach.shut_below)
+        adam, rate = "", motion.rate
+        if not motion.normalised:
+            adam, motion = "an Adam of their own and ", Motion(pace and 1 / pace, **ADAM)
+        cure = f"No learning rate up to {1.5**TRIES * motion.rate:.2g} would do"
+        for _ in range(TRIES):
+            motion = replace(motion, rate=1.5 * motion.rate)
+            if meets(pushed(budget, motion, steps, factor)):
+                cure = f"Give them {adam}a learning rate of {motion.rate:.2g} or more"
+                break
+        decay = " The optimiser's weight decay pulls gates open: give them none." * bool(
+            motion.decay
+        )
         _warn(
-            f"this run cannot meet its budget: in {steps:,} steps it moves the gates by "
-            f"{worst.start - worst.end:.2g}, from {worst.start:.2f}, and one is shut below "
-            f"{worst.shut_below:.2f}. Give them {own}a learning rate well above "
-            f"{max(rate, motion.rate):.2g} (now {motion.rate:.3g}; "
-            "hc.parameter_groups(gate_lr=...))",
+            f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
+            f"{worst.group} by {worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and "
+            f"one is shut below {worst.shut_below:.2f}. {cure} (now {rate:.3g}; "
+            f"hc.parameter_groups(gate_lr=...)).{decay}",
             stacklevel=4,
         )
     return reaches

@@ -5,6 +5,7 @@ momentum m, log_alpha falls by (lr / (1 - m)) lambda |g| dP(open)/dlog_alpha a s
 is at most 1/4; under Adam, whatever the size of the gradient, by about lr.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +40,7 @@ class Motion:
         lag: what is left of a gradient in the mean that is divided after one more step.
         memory: what is left of a squared gradient in that size after one more step.
         eps: what is added to that size.
+        rectified: whether early steps are shortened, as RAdam's are.
         decay: weight decay of the gates, which pulls log_alpha to 0, where a gate is half open.
         decoupled: whether the decay is added after the division.
     """
@@ -49,6 +51,7 @@ class Motion:
     lag: float = 0.0
     memory: float = 0.0
     eps: float = 0.0
+    rectified: bool = False
     decay: float = 0.0
     decoupled: bool = False
 
@@ -81,6 +84,7 @@ class Motion:
             lag=float(lag),
             memory=0.0 if isinstance(optimizer, Adamax) else float(memory),
             eps=float(group.get("eps", 0.0)),
+            rectified=isinstance(optimizer, RAdam),
             decay=float(group["weight_decay"]),
             decoupled=bool(group.get("decoupled_weight_decay", False)),
         )
@@ -121,7 +125,22 @@ class _Mover:
         self._mean = self._mean.lerp(slope, 1 - lag**steps)
         self._squares = self._squares.lerp(slope.square(), 1 - memory**steps)
         size = (self._squares / (1 - memory**self._steps)).sqrt()
-        return self._mean / (1 - lag**self._steps) / (size + self.motion.eps)
+        mean = self._mean / (1 - lag**self._steps) / (size + self.motion.eps)
+        return mean * _rectification(memory, self._steps) if self.motion.rectified else mean
+
+
+def _rectification(memory: float, steps: int) -> float:
+    """The factor of RAdam on a step; its first ones, by the gradient alone, are next to none.
+
+    Example:
+        >>> [round(_rectification(0.999, steps), 2) for steps in (3, 100, 1000, 10_000)]
+        [0.0, 0.22, 0.65, 1.0]
+    """
+    last = 2 / (1 - memory) - 1
+    now = last - 2 * steps * memory**steps / (1 - memory**steps)
+    if now <= 5:
+        return 0.0
+    return math.sqrt((now - 4) * (now - 2) * last / ((last - 4) * (last - 2) * now))
 
 
 def travel(

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,8 +133,8 @@ class RunFolder:
 
     def read(self) -> dict[str, Any]:
         """The record."""
-        (content,) = _parsed(self.record, [self.record.read_text()])
-        if "settings" not in content:
+        (content,) = _parsed(self.record, lambda text: [text])
+        if not isinstance(content.get("settings"), dict):
             raise _damaged(self.record, "it names no settings")
         return content
 
@@ -150,9 +150,10 @@ class RunFolder:
     def has_been_tested(self) -> bool:
         """Whether the test set was opened for it, as far as its record can be read."""
         try:
-            return self.record.exists() and bool(self.read().get("test_opened"))
+            record = self.read() if self.record.exists() else {"settings": {}}
         except DataError:
             return False
+        return bool(record.get("test_opened")) and not record["settings"].get("validate")
 
     def log(self, line: dict[str, Any]) -> None:
         """Add a line of metrics."""
@@ -163,8 +164,7 @@ class RunFolder:
         """All metrics so far; a line that a kill left unfinished is none."""
         if not self.metrics.exists():
             return []
-        whole = self.metrics.read_text().rpartition("\n")[0]
-        return _parsed(self.metrics, whole.splitlines())
+        return _parsed(self.metrics, lambda text: text.rpartition("\n")[0].splitlines())
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
         """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
@@ -202,11 +202,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise _damaged(path, error) from error
 
 
-def _parsed(path: Path, texts: Iterable[str]) -> list[dict[str, Any]]:
+def _parsed(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, Any]]:
     """Objects of JSON that stand in a file."""
     try:
-        found = [json.loads(text) for text in texts]
-    except ValueError as error:
+        found = [json.loads(text) for text in parts(path.read_text())]
+    except ValueError as error:  # also of bytes that are no text
         raise _damaged(path, error) from error
     if not all(isinstance(one, dict) for one in found):
         raise _damaged(path, "not an object of JSON")
