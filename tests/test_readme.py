@@ -22,7 +22,6 @@ def test_the_blocks_of_a_guide_run_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("hardconcrete.cost.clock.SECONDS", 0.1)  # a coarse table will do
     code = "\n".join(BLOCK.findall((ROOT / guide).read_text()))
     assert code
     exec(compile(code, guide, "exec"), {"__name__": "guide"})

@@ -331,6 +331,14 @@ def test_a_budget_whose_gates_cannot_get_there() -> None:
     assert hc.check_run(budget, sgd, 1_000)[0].shut == 4  # its price may grow as it must
 
 
+def test_decay_that_no_rate_overcomes() -> None:
+    budget, _ = pressed(lr=1e-3)
+    held = torch.optim.AdamW([budget.gated.gates.log_alpha], lr=1e-5, weight_decay=50.0)
+    words = r"No learning rate up to 0.0029 would do \(now 1e-05.* weight decay pulls gates open"
+    with pytest.warns(HardConcreteWarning, match=words):
+        hc.check_run(budget, held, 1_000)
+
+
 @pytest.mark.parametrize(
     ("kind", "rate"), [(Adam, 5e-4), (Adam, 8e-4), (torch.optim.RAdam, 1.5e-3)]
 )

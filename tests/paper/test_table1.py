@@ -14,7 +14,6 @@ from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import examination, table1
 from hardconcrete.paper.examination import READOUTS
 from hardconcrete.paper.experiment import Experiment
-from hardconcrete.paper.figure3 import figure3
 from hardconcrete.paper.records import RunFolder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -116,12 +115,6 @@ def test_a_file_for_a_folder_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(ArgumentError, match="runs is a file"):
         table1.train([Experiment("mlp")], runs=tmp_path / "runs", device="cpu")
-
-
-def test_a_figure_without_its_epochs_is_refused(tmp_path: Path) -> None:
-    rows = [table1.Row(Experiment("mlp", lam), [], {}) for lam in ((0.1,), (0.1, 0.5, 5.0))]
-    with pytest.raises(DataError, match=r"metrics.jsonl is missing or empty"):
-        figure3(rows, tmp_path, tmp_path)
 
 
 @pytest.mark.usefixtures("opened")

@@ -58,7 +58,7 @@ def compact(
             that of ``gated.eval()`` with these gates; those of groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards. It warns
             of a training that ended more than 2% above, or far below with whole groups shut.
-            Groups that it does not limit stay as they are read.
+            Of groups that no limit is about everything fits, and comes back.
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full. Of a group that is shut altogether one block stays.
             Where sites are named, a unit can have gates at several places, and widths are others.

@@ -54,7 +54,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
                 is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
             fits = _Fits(gated, _constraints(gated, budget), round_to)
-            is_open = _fitted(fits, is_open, fits.limited(loose), fits.limited(every))
+            is_open = _fitted(fits, is_open, loose, every)
         back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
         return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
@@ -103,13 +103,6 @@ class _Fits:
         groups = gated.groups if kept(gated, round_to) > 1 else ()  # one is counted anyway
         first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
         self.first = [(where, block.gates) for where, blocks in first for block in blocks]
-
-    def limited(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those that some limit is about; a limit on one group says nothing of the others."""
-        concerned = torch.zeros_like(self.gated.gates.log_alpha, dtype=torch.bool)
-        for limit in self.limits:
-            concerned[limit.gates(self.gated)] = True
-        return [block for block in blocks if concerned[block.gates].any()]
 
     def cheapest(self, is_open: Tensor) -> list[Tensor]:
         """One unit of each group, the cheapest by each limit; not where blocks are asked for."""

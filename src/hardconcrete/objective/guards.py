@@ -159,23 +159,20 @@ def _check_budget(
             if part.any()
         ]
         worst = max(own, key=lambda reach: reach.end - reach.shut_below)
-        adam, rate = "", motion.rate
+        adam, trial = "", motion
         if not motion.normalised:
-            adam, motion = "an Adam of their own and ", Motion(pace and 1 / pace, **ADAM)
-        cure = f"No learning rate up to {1.5**TRIES * motion.rate:.2g} would do"
-        for _ in range(TRIES):
-            motion = replace(motion, rate=1.5 * motion.rate)
-            if meets(pushed(budget, motion, steps, factor)):
-                cure = f"Give them {adam}a learning rate of {motion.rate:.2g} or more"
-                break
-        decay = " The optimiser's weight decay pulls gates open: give them none." * bool(
-            motion.decay
-        )
+            adam, trial = "an Adam of their own and ", Motion(pace and 1 / pace, **ADAM)
+        rates = [1.5**k * trial.rate for k in range(1, TRIES + 1)]
+        ways = (pushed(budget, replace(trial, rate=rate), steps, factor) for rate in rates)
+        enough = next((r for r, way in zip(rates, ways, strict=True) if meets(way)), None)
+        cure = f"No learning rate up to {rates[-1]:.2g} would do"
+        if enough is not None:
+            cure = f"Give them {adam}a learning rate of {enough:.2g} or more"
         _warn(
             f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
             f"{worst.group} by {worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and "
-            f"one is shut below {worst.shut_below:.2f}. {cure} (now {rate:.3g}; "
-            f"hc.parameter_groups(gate_lr=...)).{decay}",
+            f"one is shut below {worst.shut_below:.2f}. {cure} (now {motion.rate:.3g}; "
+            f"hc.parameter_groups(gate_lr=...)).{_about_decay(motion)}",
             stacklevel=4,
         )
     return reaches
@@ -344,14 +341,18 @@ def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) ->
         if run.constant:
             cures.append(f"{_rounded(rate)} times the steps")
     cure = f"What would do: {', or '.join(cures)}" if cures else "No lambda or rate would do"
-    decay = " The optimiser's weight decay pulls gates open: give them none." * bool(
-        run.motion.decay
-    )
     return (
         f"this run cannot prune {_many(stuck, groups)}: in {run.steps:,} steps of {optimizer} the "
         f"penalty alone takes log_alpha of {worst.group} from {worst.start:.2f} to "
-        f"{worst.end:.2f}, and a gate is shut below {worst.shut_below:.2f}. {cure}.{decay}"
+        f"{worst.end:.2f}, and a gate is shut below {worst.shut_below:.2f}. {cure}."
+        f"{_about_decay(run.motion)}"
     )
+
+
+def _about_decay(motion: Motion) -> str:
+    if not motion.decay:
+        return ""
+    return " The optimiser's weight decay pulls gates open: give them none."
 
 
 def _many(stuck: list[Reach], groups: int) -> str:

@@ -279,7 +279,7 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def setup_context(_: Any, inputs: Any, output: Any) -> None:
-        """Nothing but the sizes is kept."""
+        """Nothing is kept: the gradient has all the sizes."""
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Any:
