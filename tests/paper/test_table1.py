@@ -149,9 +149,10 @@ def test_a_lambda_and_a_budget_exclude_each_other() -> None:
 
 def test_the_authors_differences_are_tried_one_by_one_and_together() -> None:
     names = [each.name for each in table1.experiments(1, faithful=True)]
-    assert names[:2] == ["mlp-0.1-clamp", "mlp-0.1-clamp-average"]
-    assert names[4:7] == ["lenet5-0.1-clamp", "lenet5-0.1-bias", "lenet5-0.1-clamp-average-bias"]
-    assert len(names) == 10
+    assert names[:3] == ["mlp-0.1-clamp", "mlp-0.1-average", "mlp-0.1-clamp-average"]
+    alone = [f"lenet5-0.1-{quirk}" for quirk in ("clamp", "average", "bias")]
+    assert names[6:10] == [*alone, "lenet5-0.1-clamp-average-bias"]
+    assert len(names) == 14
 
 
 def test_a_table_without_seeds_is_refused() -> None:

@@ -85,13 +85,9 @@ def experiments(
 
 
 def _quirks(network: str) -> list[tuple[str, ...]]:
-    """Each difference that acts on a network by itself, then all of them.
-
-    Not the average: after some thousand steps it is what it would have been.
-    """
-    has_bias = network == "lenet5"
-    own = tuple(quirk for quirk in QUIRKS if quirk != "bias" or has_bias)
-    return [("clamp",), *[("bias",)] * has_bias, own]
+    """Each difference that acts on a network by itself, then all of them."""
+    own = tuple(quirk for quirk in QUIRKS if quirk != "bias" or network == "lenet5")
+    return [*((quirk,) for quirk in own), own]
 
 
 def table1(
@@ -177,7 +173,6 @@ def _record(runs: Path, experiment: Experiment) -> dict[str, Any]:
 
 def _lines(row: Row) -> Iterable[dict[str, Any]]:
     about = row.record["environment"]
-    timed = row.record.get("timed", about)
     for result in row.results:
         yield {
             "network": row.experiment.network,
@@ -193,8 +188,6 @@ def _lines(row: Row) -> Iterable[dict[str, Any]]:
             "expected_macs": round(result.expected_flops / 2),
             "cpu_ms": result.small_latency,
             "dense_cpu_ms": result.dense_latency,
-            "cpu": timed["device"],
-            "cpu_torch": timed["torch"],
             "tuned_error": result.tuned_error,
             "seconds_of_all_seeds": result.seconds,
             "epochs": row.experiment.epochs,
@@ -224,18 +217,15 @@ def markdown(rows: Sequence[Row]) -> str:
     seeds = len(experiment.seeds)
     commits = " and ".join(dict.fromkeys(str(row.record["environment"]["commit"]) for row in rows))
     quirks = dict.fromkeys(quirk for row in rows for quirk in row.experiment.quirks)
-    timed, threads = rows[0].record.get("timed"), f"{about['threads']} threads"
-    where = f"the CPU of that machine, {threads}"
-    if timed:
-        where = f"{timed['device']}, torch {timed['torch']}, of networks of the same sizes"
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
     parts = [
         "# Table 1 as the authors' code trains it\n" if quirks else "# Table 1\n",
         f"{seeds} {'seeds' if seeds > 1 else 'seed'} a row, {experiment.epochs} epochs, "
         f"tested on: {rows[0].record['tested_on']}. Median, and from the smallest to the largest. "
         "Error, parameters, multiply-adds and latency are those of the compacted network; units "
         "are gates that are left, as the paper counts. "
-        f"{about['device']}, torch {about['torch']}, commit {commits}; latency on "
-        f"{where}, {LATENCY_BATCH} images.\n",
+        f"{about['device']}, torch {about['torch']}, commit {commits}; latency of "
+        f"{LATENCY_BATCH} images on the CPU of that machine, {threads}.\n",
         *(f"- {quirk}: {QUIRKS[quirk]}" for quirk in quirks),
         *[""] * bool(quirks),
     ]
@@ -269,12 +259,11 @@ def _units(results: Sequence[Result]) -> str:
 def _main(rows: Sequence[Row]) -> list[str]:
     header = (
         "method|units left|error|parameters|the paper's|MACs|expected"
-        "|CPU ms, 64 images (against dense)|disagreements|training, s"
+        "|CPU ms|faster than dense|disagreements|training, s"
     )
     lines = []
     for row in rows:
         found = row.results
-        faster = statistics.median(r.dense_latency / r.small_latency for r in found)
         lines.append(
             [
                 row.experiment.title,
@@ -284,7 +273,8 @@ def _main(rows: Sequence[Row]) -> list[str]:
                 _published(row.experiment),
                 spread([r.small_flops / 2000 for r in found], "{:.0f}k"),
                 spread([r.expected_flops / 2000 for r in found], "{:.0f}k"),
-                f"{statistics.median(r.small_latency for r in found):.2f} ({faster:.1f}x)",
+                spread([r.small_latency for r in found], "{:.2f}"),
+                spread([r.dense_latency / r.small_latency for r in found], "{:.1f}x"),
                 str(sum(r.disagreements for r in found)),
                 f"{found[0].seconds:.0f}",
             ]
@@ -317,7 +307,7 @@ def _readouts(rows: Sequence[Row]) -> list[str]:
             found = [result.readouts[rule] for result in row.results]
             units = zip(*(each["units"] for each in found), strict=True)
             middle = "-".join(f"{statistics.median(group):g}" for group in units)
-            cells.append(f"{statistics.median(each['error'] for each in found):.2f}%, {middle}")
+            cells.append(f"{spread([each['error'] for each in found], '{:.2f}%')}, {middle}")
         lines.append(cells)
     return _table(header, lines)
 
