@@ -13,7 +13,7 @@ from hardconcrete.cli import app
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import examination, table1
 from hardconcrete.paper.examination import READOUTS
-from hardconcrete.paper.experiment import Experiment
+from hardconcrete.paper.experiment import Experiment, learner
 from hardconcrete.paper.records import RunFolder
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -138,6 +138,18 @@ def test_a_budget_is_met_by_a_row(tmp_path: Path) -> None:
     assert 0.28 < kept / dense <= 0.301  # of the compacted network
     record = json.loads((tmp_path / "mlp-budget-macs-0.3" / "record.json").read_text())
     assert 0.28 < record["results"][0]["small_flops"] / 532_400 <= 0.3
+
+
+@pytest.mark.parametrize("lam", [(0.1,), ()])
+def test_a_small_network_is_timed_beside_trained_weights(lam: tuple[float, ...]) -> None:
+    experiment = Experiment("lenet5", lam, method="l0" if lam else "dropout")
+    one = learner(experiment, 0, 100, torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in one.averaged.parameters():
+            parameter.fill_(0.25)  # what training leaves
+    dense = examination._dense(experiment, one)
+    assert all((parameter == 0.25).all() for parameter in dense.parameters())
+    assert sum(parameter.numel() for parameter in dense.parameters()) == 431_080
 
 
 def test_a_lambda_and_a_budget_exclude_each_other() -> None:

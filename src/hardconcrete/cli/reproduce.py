@@ -168,7 +168,7 @@ def reproduce_table1(
 ) -> None:
     """Train every row of table 1, dense and dropout networks too; write CSV, Markdown and a plot.
 
-    Thirteen minutes on an H200, most of a day on two CPU cores; interrupted, call it again.
+    Eleven minutes on an H200, most of a day on two CPU cores; interrupted, call it again.
     """
     with interrupts_in_words(""):
         from hardconcrete.paper.table1 import experiments, markdown, table1

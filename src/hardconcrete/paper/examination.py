@@ -82,7 +82,8 @@ def examine(
     """Compact, save, tune and time every network; then open the test set, and test."""
     small = [_small(learner, folder) for learner in learners]
     tuned = _tuned(learners, small, training)
-    times = [latencies(experiment, model) for model in small]
+    dense = [_dense(experiment, learner) for learner in learners]
+    times = [_latencies(*pair) for pair in zip(small, dense, strict=True)]
     kept = [list(folder.snapshots(learner.seed)) for learner in learners]
     test = open_test()
     network = NETWORKS[experiment.network]
@@ -144,9 +145,23 @@ def _tuned(learners: list[Learner], small: list[nn.Module], training: Images) ->
     return [student.averaged for student in students]
 
 
-def latencies(experiment: Experiment, small: nn.Module) -> tuple[float, float]:
+def _dense(experiment: Experiment, learner: Learner) -> nn.Module:
+    """The network that was compacted, without its gates; untrained where it shrank on the way.
+
+    Trained, as the small one is: on random weights LeNet-5 takes longer.
+    """
+    model: nn.Module = learner.averaged
+    if not isinstance(model, hc.GatedModel):
+        return model
+    dense = NETWORKS[experiment.network].build()
+    if not experiment.shrink:
+        dense.load_state_dict(model.model.state_dict())
+    return dense
+
+
+def _latencies(small: nn.Module, dense: nn.Module) -> tuple[float, float]:
     """Milliseconds of the small and of the dense network on the CPU, called in turn."""
-    pair = copy.deepcopy(small).cpu().eval(), NETWORKS[experiment.network].build().eval()
+    pair = [copy.deepcopy(model).cpu().eval() for model in (small, dense)]
     images = torch.rand(LATENCY_BATCH, 1, 28, 28)
     calls = [lambda model=model: model(images) for model in pair]
     with torch.inference_mode():

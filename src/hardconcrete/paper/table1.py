@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -334,13 +335,14 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
             own = [row for row in rows if row.experiment.network == network]
             if not own:
                 continue
-            for row, colour in zip(own, _COLOURS * len(own), strict=False):
+            looks = product((("o", "-"), ("s", "--")), _COLOURS)
+            for row, ((point, line), colour) in zip(own, looks, strict=False):
                 found, label = row.results, row.experiment.title.replace("lambda", "λ")
                 points = [r.small_parameters for r in found], [r.error for r in found]
-                size.plot(*points, "o", color=colour, label=label, alpha=0.7)
+                size.plot(*points, point, color=colour, label=label, alpha=0.7)
                 for result in found:
                     epochs = [int(epoch) for epoch in result.curve]
-                    curve.plot(epochs, [*result.curve.values()], color=colour, linewidth=0.8)
+                    curve.plot(epochs, [*result.curve.values()], line, color=colour, linewidth=0.8)
             published = [row[2] for row in PUBLISHED[network].values()]
             errors = [row[1] for row in PUBLISHED[network].values()]
             size.plot(published, errors, "x", color="black", label="published")
