@@ -21,6 +21,7 @@ def built(entry: Entry) -> nn.Module:
     return entry.build()
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", ZOO, ids=NAMES)
 def test_exact(entry: Entry, tmp_path: Path) -> None:
@@ -46,6 +47,8 @@ def test_exact(entry: Entry, tmp_path: Path) -> None:
         assert any(words in str(fixed) for fixed in found.fixed), words
 
 
+@pytest.mark.no_cover
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_one_unit_costs_what_is_said(entry: Entry) -> None:

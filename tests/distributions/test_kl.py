@@ -168,6 +168,7 @@ def test_batches_broadcast() -> None:
     assert kl_divergence(normal, q).shape == (2, 3)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("temperature", [2 / 3, 0.5], ids=["closed form", "quadrature"])
 def test_compiles_without_a_break(temperature: float) -> None:
     def penalty(log_alpha: torch.Tensor) -> torch.Tensor:
@@ -175,7 +176,7 @@ def test_compiles_without_a_break(temperature: float) -> None:
         return kl_divergence(hc.HardConcrete(log_alpha), prior).sum()
 
     log_alpha = torch.linspace(-2, 2, 9, requires_grad=True)
-    compiled = torch.compile(penalty, fullgraph=True)(log_alpha)
+    compiled = torch.compile(penalty, fullgraph=True, backend="aot_eager")(log_alpha)
     torch.testing.assert_close(compiled, penalty(log_alpha))
     torch.testing.assert_close(
         torch.autograd.grad(compiled, log_alpha)[0],

@@ -85,13 +85,14 @@ def test_a_stacked_run_is_resumed_from_the_states_of_its_learners(noise: Images)
         assert torch.equal(one.model.gates.log_alpha, other.model.gates.log_alpha)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("network", "count"), [("mlp", 1), ("mlp", 2), ("lenet5", 2)])
 def test_what_is_compiled_gives_the_same_gradients(
     network: str, count: int, noise: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if network == "lenet5":  # all but the compiler's last step, which takes a minute on a CPU
+    if (network, count) != ("mlp", 2):  # all but the compiler's last step, which takes long
         quickly = partial(torch.compile, dynamic=False, backend="aot_eager")
-        monkeypatch.setattr("hardconcrete.paper.stack._compiled", quickly)
+        monkeypatch.setattr("hardconcrete.paper.stack._compiled", lambda f, **_: quickly(f))
     experiment = Experiment(network)
     images, labels = noise.images, noise.labels
     stacks = [

@@ -163,10 +163,13 @@ def _check_budget(
         if not motion.normalised:
             adam, trial = "an Adam of their own and ", Motion(pace and 1 / pace, **ADAM)
         rates = [1.5**k * trial.rate for k in range(1, TRIES + 1)]
-        ways = (pushed(budget, replace(trial, rate=rate), steps, factor) for rate in rates)
-        enough = next((r for r, way in zip(rates, ways, strict=True) if meets(way)), None)
+
+        def suffices(rate: float) -> bool:
+            return meets(pushed(budget, replace(trial, rate=rate), steps, factor))
+
         cure = f"No learning rate up to {rates[-1]:.2g} would do"
-        if enough is not None:
+        if suffices(rates[-1]):
+            enough = next(filter(suffices, rates))
             cure = f"Give them {adam}a learning rate of {enough:.2g} or more"
         _warn(
             f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
