@@ -237,6 +237,11 @@ def test_gates_are_put_on_once() -> None:
             hc.attach_gates(model, torch.zeros(2, 1, 4, 4), sites=["fc2:out"])
 
 
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"takes a module, not a str"):
+        hc.attach_gates("net", torch.zeros(2, 4))  # type: ignore[arg-type]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

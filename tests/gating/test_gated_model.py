@@ -328,6 +328,21 @@ def test_frozen_gates_are_the_readout_in_training_too() -> None:
     assert gated.gates.log_alpha.grad.any()
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_frozen_gates_stay_whatever_their_optimiser_remembers(to_none: bool) -> None:
+    gated, x = make(), inputs()
+    optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=0.1))
+    (gated(x).square().sum() + hc.L0Penalty(gated, 1.0)()).backward()
+    optimizer.step()
+    gated.freeze_gates()
+    before = gated.gates.log_alpha.detach().clone()
+    for _ in range(3):
+        gated(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=to_none)
+    assert torch.equal(gated.gates.log_alpha, before)
+
+
 def test_frozen_gates_do_not_learn_a_temperature() -> None:
     gated = watched(gate=Temperature(), readout="mean")
     before = gated.gates.readout().detach()

@@ -61,7 +61,7 @@ def test_gates_do_not_decay_without_a_gradient() -> None:
 
 def test_what_the_penalty_decays_the_optimiser_does_not() -> None:
     gated = make()
-    hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    penalty = hc.L0Penalty(gated, 0.1, weight_decay=0.01)
     weights, penalised, gates = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
     assert penalised["name"] == "weights decayed by the penalty"
     assert (penalised["lr"], penalised["weight_decay"]) == (0.1, 0.0)
@@ -69,14 +69,34 @@ def test_what_the_penalty_decays_the_optimiser_does_not() -> None:
     assert weights["weight_decay"] == 0.3
     everything = names(gated, weights) + names(gated, penalised) + names(gated, gates)
     assert sorted(everything) == sorted(name for name, _ in gated.named_parameters())
+    assert penalty.weight_decay == 0.01
 
 
 @pytest.mark.parametrize("site", ["first:in", "second:in"])
 def test_tied_weights_decay_once(site: str) -> None:
     gated = hc.attach_gates(Tied(), torch.zeros(2, 4), sites=[site])
-    hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    penalty = hc.L0Penalty(gated, 0.1, weight_decay=0.01)
     groups = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
     assert [group["name"] for group in groups] == ["weights decayed by the penalty", "gates"]
+    assert penalty.weight_decay == 0.01
+
+
+def test_what_a_penalty_carried_decays_again_when_it_is_gone() -> None:
+    gated = make()
+    first = hc.L0Penalty(gated, 0.1, weight_decay=0.01)
+    second = hc.L0Penalty(gated, 0.1, weight_decay=0.02)
+    del first  # replaced, as in a notebook whose cell runs again
+    carried = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)[1]
+    assert carried["name"] == "weights decayed by the penalty"
+    del second
+    weights, gates = hc.parameter_groups(gated, lr=0.1, weight_decay=0.3)
+    assert names(gated, weights) == [f"model.{n}" for n, _ in gated.model.named_parameters()]
+    assert gates["weight_decay"] == 0.0
+
+
+def test_a_model_without_gates_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"takes what attach_gates returned, not a Net"):
+        hc.parameter_groups(Net(), lr=0.1)
 
 
 def test_a_penalty_that_comes_too_late_is_refused() -> None:

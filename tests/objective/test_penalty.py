@@ -292,12 +292,13 @@ def test_a_learnt_temperature_feels_the_penalty() -> None:
 def test_decay_is_done_in_one_place() -> None:
     """The penalty first: the optimiser leaves its weights alone. The other way is refused."""
     gated = tiny()
-    hc.L0Penalty(gated, 0.1, weight_decay=0.5)
+    penalty = hc.L0Penalty(gated, 0.1, weight_decay=0.5)
     decays = {
         group["name"]: group["weight_decay"]
         for group in hc.parameter_groups(gated, 0.1, weight_decay=0.2)
     }
     assert decays == {"weights": 0.2, "weights decayed by the penalty": 0.0, "gates": 0.0}
+    assert penalty.weight_decay == 0.5
     other = tiny()
     hc.parameter_groups(other, 0.1, weight_decay=0.2)
     with pytest.raises(ArgumentError, match=r"parameter_groups\(weight_decay=...\) was called"):
@@ -313,6 +314,8 @@ def test_decay_is_done_in_one_place() -> None:
         ({"lam": 0.1, "cost": "macs"}, "cost='macs' is not known; use 'group_size'"),
         ({"lam": 0.1, "weight_decay": -1.0}, "weight_decay=-1.0 must not be negative"),
         ({"lam": 0.1, "weight_decay": math.nan}, "weight_decay=nan must"),
+        ({"lam": 0.1, "weight_decay": "1"}, "weight_decay='1' must be a number"),
+        ({"lam": "aic", "examples": "5"}, "examples='5' must be a number"),
         ({"lam": -0.1}, ":in: lam=-0.1 must not be negative"),
         ({"lam": math.nan}, ":in: lam=nan must not be negative"),
         ({"lam": math.inf}, ":in: lam=inf must"),
@@ -403,8 +406,8 @@ def test_a_call_of_parameter_groups_can_be_taken_back() -> None:
     with pytest.raises(ArgumentError, match=r"parameter_groups\(gated, lr\) without a decay"):
         hc.L0Penalty(gated, 0.0, weight_decay=0.1)
     hc.parameter_groups(gated, 0.1)
-    hc.L0Penalty(gated, 0.0, weight_decay=0.1)
-    groups = hc.parameter_groups(gated, 0.1, weight_decay=0.1)
+    penalty = hc.L0Penalty(gated, 0.0, weight_decay=0.1)
+    groups = hc.parameter_groups(penalty.gated, 0.1, weight_decay=0.1)
     assert {group["name"]: group["weight_decay"] for group in groups} == {
         "weights": 0.1,  # the bias
         "weights decayed by the penalty": 0.0,

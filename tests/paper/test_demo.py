@@ -45,12 +45,17 @@ def test_a_bad_folder_is_refused_before_training(tmp_path: Path) -> None:
 
 def test_without_mnist_it_says_so_and_takes_the_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise DataError("no network\nmore words")
+        raise DataError(refuse.words)
 
+    refuse.words = "no network\nmore words"
     monkeypatch.setattr(module, "load_mnist", refuse)
     train, test, title = find_data(None)
     assert (train.name, test.name) == ("digits", "digits")
     assert "because MNIST is out of reach (no network)" in title
+    monkeypatch.setattr(refuse, "words", "images.gz is corrupt\nDelete it\nor not")
+    assert "(images.gz is corrupt Delete it)" in find_data(None)[2]
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "load_mnist", refuse)
     with pytest.raises(DataError, match="no network"):
         find_data(Path("here"))
 

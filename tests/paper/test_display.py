@@ -5,7 +5,7 @@ import torch
 from rich.console import Console
 
 import hardconcrete as hc
-from hardconcrete.paper.display import Display, Status, status
+from hardconcrete.paper.display import Display, Status, Sweep, status
 from hardconcrete.paper.models import MLP
 
 SIZES = {"fc1:in": 64, "fc2:in": 20, "fc3:in": 10}
@@ -36,6 +36,12 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 20
     assert "40/40" in lines[-1]
     assert "units 3-2 MACs 60% (expected 50%)" in lines[0]
+
+
+def test_a_resumed_run_of_a_sweep_counts_what_was_done_before() -> None:
+    with Display(["a"], epochs=4, dense=100.0, sweep=Sweep("second", 2, 3)) as display:
+        display.update(3, [Status(0.25, (3, 2), 50.0, 60.0)])
+        assert display.bar.tasks[0].completed == 4 + 3
 
 
 def test_a_terminal_of_80_columns_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Fetching, as ``obtain`` does it."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_truncated_transfer_is_resumed(mirror: Mirror) -> None:
     half = len(PACKED["images"]) // 2
     assert obtain(source(mirror.url), FILES[:1]) == BOTH[:1]
     assert mirror.asked == [("images.gz", None), ("images.gz", f"bytes={half}-")]
+
+
+def test_a_mirror_that_does_not_answer_is_asked_once(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nobody = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        attempts, resume = [], download._resume
+        monkeypatch.setattr(download, "_resume", lambda *a: (attempts.append(a[0]), resume(*a)))
+        assert obtain(source(nobody, mirror.url), FILES[:1]) == BOTH[:1]
+        assert attempts == [f"{nobody}images.gz", f"{mirror.url}images.gz"]
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+        with pytest.raises(DataError, match=r"no answer within 0 s"):
+            obtain(source(nobody), FILES[:1])
 
 
 def test_partial_file_of_an_earlier_run_is_resumed(mirror: Mirror) -> None:

@@ -50,14 +50,19 @@ def test_validation_never_opens_the_test_set(
 
 
 @pytest.mark.usefixtures("opened")
-def test_how_to_choose_is_said_before_a_setting_of_ones_own_is_tested(tmp_path: Path) -> None:
+def test_how_to_choose_is_said_before_a_setting_of_ones_own_is_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    monkeypatch.setattr(mnist, "EPOCHS", 1)
     for lam in (0.1, 0.2, 0.3):
         experiment = Experiment("mlp", (lam,), epochs=1)
         run(experiment, out=tmp_path, device="cpu", say=lambda words: said.append(str(words)))
     advice = [words for words in said if "--validate" in words]
     assert len(advice) == 2  # 0.1 is the paper's
     assert "It has been opened for mlp-0.1, mlp-0.2." in advice[1]
+    for other in ({"epochs": 2}, {"epochs": 1, "shrink": 1}):
+        assert "not the paper's" in mnist._advice(Experiment("mlp", **other), tmp_path)
 
 
 @pytest.mark.usefixtures("opened")

@@ -121,3 +121,21 @@ def test_the_environment_names_versions_and_commit(monkeypatch: pytest.MonkeyPat
     assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) == 40
     monkeypatch.setattr(records.subprocess, "run", no_git)
     assert environment(torch.device("cpu"))["commit"] is None
+
+
+def test_where_there_is_no_checkout_the_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "__file__", "/nowhere/site-packages/hardconcrete/paper/records.py")
+    monkeypatch.delenv("HARDCONCRETE_COMMIT", raising=False)
+    assert environment(torch.device("cpu"))["commit"] is None
+    monkeypatch.setenv("HARDCONCRETE_COMMIT", "0935998")
+    assert environment(torch.device("cpu"))["commit"] == "0935998"
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({"seed": 0}, resume=False)
+    folder.note_environment({"torch": "2.11"})
+    assert folder.read() == {"settings": {"seed": 0}, "environment": {"torch": "2.11"}}
+    folder.note_environment({"torch": "2.13"})
+    assert folder.read()["environment"] == {"torch": "2.11"}
+    assert folder.read()["resumed"] == [{"torch": "2.13"}]

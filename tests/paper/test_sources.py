@@ -28,6 +28,13 @@ def test_named_directory(
     assert obtain(source(), FILES, tmp_path / "data") == BOTH
 
 
+def test_what_was_packed_anew_is_the_same(tmp_path: Path) -> None:
+    again = {name: gzip.compress(content, 1, mtime=7) for name, content in CONTENT.items()}
+    assert again != PACKED
+    put(tmp_path, again, ".gz")
+    assert obtain(source(), FILES, tmp_path) == BOTH
+
+
 def test_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "data", CONTENT)
     monkeypatch.setenv("HARDCONCRETE_DATA", str(tmp_path / "data"))

@@ -97,7 +97,8 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     network = NETWORKS[experiment.network]
     tested = "validation" if experiment.validate else "test"
     left = "units as trained" if experiment.method == "budget" else "units left"
-    table = Table("", left, f"{tested} error", "FLOPs expected", "delivered", "dense", "s")
+    counts_and_time = "FLOPs expected", "delivered", "dense", "training, s"
+    table = Table("", left, f"{tested} error", *counts_and_time)
     for column in table.columns[2:]:
         column.justify = "right"
     table.columns[1].no_wrap = True
@@ -162,7 +163,7 @@ def reproduce_table1(
     epochs: Epochs = 200,
     device: Device = "auto",
     out: Results = Path("results"),
-    runs: Sweeps = Path("runs"),
+    runs: Sweeps = Path("runs/table1"),
     data: Data = None,
     validate: Validate = False,
 ) -> None:
@@ -188,7 +189,7 @@ def reproduce_figure3(
     epochs: Epochs = 200,
     device: Device = "auto",
     out: Results = Path("results"),
-    runs: Sweeps = Path("runs"),
+    runs: Sweeps = Path("runs/table1"),
     data: Data = None,
 ) -> None:
     """Draw expected and delivered FLOPs over training; trains the L0 rows of table 1 if needed."""
@@ -204,7 +205,7 @@ def reproduce_figure3(
 
 
 @reproduce.command("gallery")
-def reproduce_gallery(out: Out = Path("docs"), runs: Sweeps = Path("runs")) -> None:
+def reproduce_gallery(out: Out = Path("docs"), runs: Sweeps = Path("runs/table1")) -> None:
     """Draw pixels, gates and filters over training, from the runs of table1, as a page."""
     with refusals_in_words():
         from hardconcrete.paper.gallery import gallery

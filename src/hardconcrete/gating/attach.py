@@ -72,6 +72,8 @@ def attach_gates(
         >>> gated.gates.log_alpha.shape
         torch.Size([7])
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"attach_gates takes a module, not a {type(model).__name__}")
     if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):

@@ -66,6 +66,8 @@ class GatedModel(nn.Module):
         self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
         self.decayed_by_penalty: frozenset[str] = frozenset()
+        self.carrier: int | None = None
+        """The penalty that carries this decay, by number."""
         self.decayed_by_optimizer: frozenset[str] = frozenset()
 
     def regroup(self, groups: tuple[Group, ...]) -> None:
@@ -251,7 +253,9 @@ class GatedModel(nn.Module):
             bank.learnt = tuple(n for n, p in bank.named_parameters() if p.requires_grad)
         bank.frozen = frozen
         for name in bank.learnt:
-            bank.get_parameter(name).requires_grad_(not frozen)
+            parameter = bank.get_parameter(name).requires_grad_(not frozen)
+            if frozen:
+                parameter.grad = None  # else an optimiser goes on with the last one
 
     def summary(self) -> None:
         """Print a table of the groups: units, weights per unit, and how open they are."""

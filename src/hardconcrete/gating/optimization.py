@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 
 Settings = tuple[str, list[nn.Parameter], float, float]
@@ -27,6 +28,10 @@ def parameter_groups(
         [('weights', 0.001, 0.0005), ('gates', 0.01, 0.0)]
         >>> optimizer = torch.optim.Adam(groups)
     """
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(
+            f"parameter_groups takes what attach_gates returned, not a {type(gated).__name__}"
+        )
     named = dict(gated.model.named_parameters(remove_duplicate=False))
     carried = {id(named[name]) for name in gated.decayed_by_penalty}
     trained = [parameter for parameter in gated.model.parameters() if parameter.requires_grad]

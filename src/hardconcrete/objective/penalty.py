@@ -1,7 +1,9 @@
 """The expected L0 norm with its companions: L2 (section 2.3) and the variational bound (app. A)."""
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
+from itertools import count
 from numbers import Real
 
 import torch
@@ -68,6 +70,7 @@ class L0Penalty:
             )
         if cost != "group_size":
             raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
+        _refuse_no_number(weight_decay=weight_decay, examples=examples or 0)
         if not 0 <= weight_decay < math.inf:
             raise ArgumentError(f"weight_decay={weight_decay} must not be negative or infinite")
         if prior is not None and (examples is None or examples < 1):
@@ -180,7 +183,25 @@ class L0Penalty:
                 "weights would decay twice; build the L0Penalty first, and the optimiser after it "
                 "(parameter_groups(gated, lr) without a decay takes that call back)"
             )
-        self.gated.decayed_by_penalty |= names
+        carrier = next(_CARRIERS)
+        self.gated.decayed_by_penalty, self.gated.carrier = names, carrier
+        weakref.finalize(self, _lay_down, weakref.ref(self.gated), carrier).atexit = False
+
+
+_CARRIERS = count()
+
+
+def _lay_down(gated: "weakref.ref[GatedModel]", carrier: int) -> None:
+    """Weights whose penalty is gone decay in the optimiser again, unless another one came."""
+    model = gated()
+    if model is not None and model.carrier == carrier:
+        model.decayed_by_penalty, model.carrier = frozenset(), None
+
+
+def _refuse_no_number(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Real):
+            raise ArgumentError(f"{name}={value!r} must be a number")
 
 
 def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:

@@ -87,7 +87,8 @@ def find_data(data: Path | None) -> tuple[Images, Images, str]:
     except DataError as error:
         if data is not None:
             raise
-        reason = str(error).splitlines()[0]
+        first, *more = str(error).splitlines()
+        reason = " ".join([first, *more[:1]]) if "is corrupt" in first else first  # what to delete
         title = "scikit-learn's 1,797 handwritten digits of 8 x 8, because MNIST is out of reach"
         return load_digits("train"), load_digits("test"), f"{title} ({reason})"
 

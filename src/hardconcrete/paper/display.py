@@ -82,8 +82,9 @@ class Display:
         self.sweep = None
         if sweep is not None:
             title = f"run {sweep.number} of {sweep.runs}: {sweep.title}"
-            before, total = (sweep.number - 1) * epochs, sweep.runs * epochs
-            self.sweep = self.bar.add_task(title, total=total, completed=before, text="")
+            self.before = (sweep.number - 1) * epochs
+            total = sweep.runs * epochs
+            self.sweep = self.bar.add_task(title, total=total, completed=self.before, text="")
             if not self.live:
                 self.console.print(title, highlight=False, soft_wrap=True)
         self.tasks = [self.bar.add_task(name, total=epochs, text="") for name in names]
@@ -103,7 +104,7 @@ class Display:
     def update(self, epoch: int, statuses: Sequence[Status]) -> None:
         """Show where every network stands."""
         if self.sweep is not None:
-            self.bar.advance(self.sweep)
+            self.bar.update(self.sweep, completed=self.before + epoch)
         for name, task, now in zip(self.names, self.tasks, statuses, strict=True):
             text = (
                 f"{epoch}/{self.epochs} loss {now.loss:.3f} units "

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 ATTEMPTS = 3
@@ -23,7 +24,7 @@ PAUSE = 1.0
 TIMEOUT = 20.0
 """Seconds of silence after which a connection is given up."""
 
-NPM_TIMEOUT = 300.0
+NPM_TIMEOUT = 120.0
 """Seconds for a whole ``npm pack``, which has retries of its own."""
 
 _BROKEN = (tarfile.TarError, zlib.error, EOFError, KeyError)
@@ -62,13 +63,21 @@ def _part(target: Path) -> Path:
     return target.with_name(f"{target.name}.part")
 
 
+class SilentError(OSError):
+    """Nobody answered: not worth a second wait."""
+
+
 def _is_final(error: Exception) -> bool:
     """A mirror that answers 404 will do so again; a busy one (408, 429) or 416 may not."""
-    return isinstance(error, HTTPError) and error.code < 500 and error.code not in (408, 416, 429)
+    if isinstance(error, HTTPError):
+        return error.code < 500 and error.code not in (408, 416, 429)
+    return isinstance(error, SilentError)
 
 
 def _resume(url: str, part: Path) -> None:
     """Add to ``part`` what it lacks, or start it anew where the mirror sends the whole file."""
+    if sys.stderr.isatty():
+        print(f"asking for {url}", file=sys.stderr)
     start = part.stat().st_size if part.exists() else 0
     headers = {"Range": f"bytes={start}-"} if start else {}
     try:
@@ -78,6 +87,10 @@ def _resume(url: str, part: Path) -> None:
         error.close()
         if error.code == 416:  # nothing lies beyond ``start``: what is there is not this file
             part.unlink()
+        raise
+    except (TimeoutError, URLError) as error:
+        if isinstance(getattr(error, "reason", error), TimeoutError):
+            raise SilentError(f"no answer within {TIMEOUT:.0f} s") from error
         raise
     with response, part.open("ab" if response.status == 206 else "wb") as out:
         _copy(response, out, url.rpartition("/")[2])

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor, nn
 
 import hardconcrete as hc
@@ -140,7 +142,9 @@ def _tuned(learners: list[Learner], small: list[nn.Module], training: Images) ->
         Learner(learner.name, learner.seed, copy.deepcopy(model), TUNING)
         for learner, model in zip(learners, small, strict=True)
     ]
-    for _ in Engine(students, training, compiled=False):
+    engine, console = Engine(students, training, compiled=False), Console(stderr=True)
+    quiet = not console.is_terminal
+    for _ in track(engine, "after compaction", TUNING.epochs, console=console, disable=quiet):
         pass
     return [student.averaged for student in students]
 

@@ -16,6 +16,9 @@ from hardconcrete.paper.models import MLP, LeNet5, with_dropout
 
 Method = Literal["l0", "dense", "dropout", "budget"]
 
+EPOCHS = 200
+"""The paper's."""
+
 GATE_LR = 1e-2
 """Learning rate of the gates where a budget moves them."""
 
@@ -92,7 +95,7 @@ class Experiment:
     network: str
     lam: tuple[float, ...] = (0.1,)
     seeds: tuple[int, ...] = (0,)
-    epochs: int = 200
+    epochs: int = EPOCHS
     validate: bool = False
     method: Method = "l0"
     quirks: tuple[str, ...] = ()

@@ -14,8 +14,8 @@ from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images, find_mnist, hold_out, load_mnist
 from hardconcrete.paper.display import Sweep
 from hardconcrete.paper.engine import Engine
-from hardconcrete.paper.examination import Result, examine
-from hardconcrete.paper.experiment import NETWORKS, Experiment, learner
+from hardconcrete.paper.examination import TUNING, Result, examine
+from hardconcrete.paper.experiment import EPOCHS, NETWORKS, Experiment, learner
 from hardconcrete.paper.records import RunFolder, environment
 from hardconcrete.paper.training import forecast, train
 
@@ -58,6 +58,7 @@ def run(
     started = time.perf_counter()
     learners = [learner(experiment, seed, len(training), place) for seed in experiment.seeds]
     folder.begin(experiment.settings(), resume=resume)  # after all that can be refused
+    folder.note_environment(environment(place))
 
     def open_test() -> Images:
         if experiment.validate:
@@ -79,11 +80,11 @@ def run(
         return {"uncoupled": network.uncoupled(model.open_probability())}
 
     train(engine, folder, network.sizes, network.dense_macs, facts=uncoupled, sweep=sweep)
+    say(f"compacting; then {TUNING.epochs} epochs more of each small network, timing and testing")
     finished = examine(experiment, learners, training, open_test, folder, engine.seconds)
     folder.write(
         {
             **folder.read(),
-            "environment": environment(place),
             "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
             "seconds_in_all": round(time.perf_counter() - started, 1),
             "results": [asdict(result) for result in finished],
@@ -94,8 +95,9 @@ def run(
 
 def _advice(experiment: Experiment, out: Path) -> str:
     """Where a setting is one's own and would be tried on the test set: how to choose instead."""
-    own = experiment.method == "budget" or experiment.lam not in NETWORKS[experiment.network].rows
-    if experiment.validate or not own or experiment.method in ("dense", "dropout"):
+    published = {(), *NETWORKS[experiment.network].rows}  # dense networks have no lambdas
+    own = experiment.method == "budget" or experiment.lam not in published
+    if experiment.validate or not (own or experiment.shrink or experiment.epochs != EPOCHS):
         return ""
     folders = map(RunFolder, sorted(out.glob(f"{experiment.network}-*")))
     before = [folder.path.name for folder in folders if folder.has_been_tested()]

@@ -40,10 +40,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this file lies in, marked if it was changed; else None."""
+    """The commit of the checkout this file lies in, marked if it was changed.
+
+    Without a checkout it is what HARDCONCRETE_COMMIT says, if anything.
+    """
     root = Path(__file__).parents[3]
     if not (root / ".git").exists() or not (root / "src/hardconcrete").is_dir():
-        return None
+        return os.environ.get("HARDCONCRETE_COMMIT")
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
@@ -128,7 +131,7 @@ class RunFolder:
             if (before.get(key) or None) != (settings.get(key) or None):
                 raise ArgumentError(
                     f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
-                    f"with {settings.get(key)!r}; choose another folder for the runs, or delete it"
+                    f"with {settings.get(key)!r}; choose another folder for the runs"
                 )
 
     def read(self) -> dict[str, Any]:
@@ -141,6 +144,13 @@ class RunFolder:
     def write(self, record: dict[str, Any]) -> None:
         """Replace the record, all at once."""
         _replace(self.record, json.dumps(record, indent=2) + "\n")
+
+    def note_environment(self, now: dict[str, Any]) -> None:
+        """Write down where it is trained; also each time that it goes on, perhaps elsewhere."""
+        record = self.read()
+        if "environment" in record:
+            record["resumed"] = [*record.get("resumed", []), now]
+        self.write({"environment": now, **record})
 
     def note_opening(self) -> None:
         """Write down that the test set is opened now."""

@@ -26,7 +26,7 @@ class RemoteFile:
 
     Args:
         name: without ``.gz``.
-        md5_gz: of the compressed form; without it a ``.gz`` is known by what is inside.
+        md5_gz: of the compressed form as published; any ``.gz`` is known by what is inside, too.
         md5_plain: of the plain form; without it only the compressed form is taken.
 
     Example:
@@ -273,9 +273,9 @@ def _instead(editions: Sequence[Edition], source: Source, path: Path) -> str:
 
 def _official(file: RemoteFile, raw: bytes, packed: bool) -> bytes | None:
     """The contents, if they are those that were published."""
-    if packed and file.md5_gz:
-        return _unpacked(raw) if md5_of(raw) == file.md5_gz else None
-    content = _unpacked(raw) if packed else raw
+    if packed and file.md5_gz and md5_of(raw) == file.md5_gz:
+        return _unpacked(raw)
+    content = _unpacked(raw) if packed else raw  # someone may have packed it anew
     return content if content is not None and md5_of(content) == file.md5_plain else None
 
 

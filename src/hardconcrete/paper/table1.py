@@ -127,9 +127,10 @@ def train(
         about = f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{seconds / 60:.0f} minutes"
         say(f"{len(waiting)} runs on this CPU will take about {about}")
     rows = []
+    where: dict[str, Any] = {"out": runs, "data": data, "device": device, "say": say}
     for number, experiment in enumerate(chosen, 1):
         sweep = Sweep(f"{TITLES[experiment.network]}, {experiment.title}", number, len(chosen))
-        results = run(experiment, out=runs, data=data, device=device, resume=True, sweep=sweep)
+        results = run(experiment, **where, resume=True, sweep=sweep)
         rows.append(Row(experiment, results, _record(runs, experiment)))
     return rows
 
@@ -234,7 +235,7 @@ def markdown(rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.experiment.network == network]
         if not own:
             continue
-        parts += [f"## {title}\n", *_main(own), "", _others(network), ""]
+        parts += [f"## {title}\n", *_main(own), "", _about(own), _others(network), ""]
         gated = [row for row in own if row.results[0].readouts]
         parts += ["### How a gate is read at test time\n", *_readouts(gated), ""]
         parts += ["### Five more epochs after compaction\n", *_tuning(own), ""]
@@ -291,6 +292,21 @@ def _published(experiment: Experiment) -> str:
 
 def _numbers(units: str, error: float, parameters: int) -> str:
     return f"{units}, {error:.1f}%, {parameters / 1000:.1f}k"
+
+
+def _about(rows: Sequence[Row]) -> str:
+    """Which lambdas they are, and how far the comparison of latencies is off."""
+    network = rows[0].experiment.network
+    _, separate = NETWORKS[network].rows
+    lams = ", ".join(f"{lam:g}" for lam in separate)
+    origin = " (not the paper's, which are not published: chosen on held-out training images)"
+    words = f"lambda sep. is ({lams})/N, one for each group{origin if network == 'mlp' else ''}."
+    if rows[0].experiment.method == "dense":
+        words += (
+            " Faster than dense: each network was timed in turn with a dense one; what that says "
+            "of the dense networks themselves, in the first row, is how far the measure is off."
+        )
+    return f"{words}\n"
 
 
 def _others(network: str) -> str:

@@ -118,6 +118,7 @@ def run_wide(
     learner = wide_learner(experiment, len(training), place)
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
+        folder.note_environment(environment(place))
     told = forecast(learner, len(training) // learner.recipe.batch_size)  # of its beginning
     if told and rank() == 0:
         say(f"note: {told}")
@@ -144,7 +145,6 @@ def run_wide(
         "peak_memory": memory,
     }
     about = {
-        "environment": environment(place),
         "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
         "forecast": told,
     }
