@@ -142,7 +142,7 @@ class Engine:
         for learner in self.learners:
             graph.register_generator_state(learner.generator)
         stream.wait_stream(torch.cuda.current_stream())
-        fastest = self.learners[0].recipe.bf16  # or the same bits in every run
+        fastest = self.learners[0].recipe.bf16  # or, as far as there are any, kernels that repeat
         with (
             torch.backends.cudnn.flags(
                 enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=True
