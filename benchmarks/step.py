@@ -9,11 +9,9 @@ process; the ratio of their medians is what counts, and it is taken several time
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import torch
@@ -22,6 +20,7 @@ from torch.nn import functional as F
 
 import hardconcrete as hc
 from hardconcrete.paper.experiment import NETWORKS, gated_network
+from hardconcrete.paper.records import environment
 
 Step = Callable[[], None]
 CASES = [("mlp", 100, False, 1.5), ("mlp", 100, True, 1.1), ("lenet5", 128, False, 1.08)]
@@ -94,14 +93,7 @@ def main() -> None:
             }
         )
         print(json.dumps(cases[-1]), flush=True)
-    record = {
-        "seed": 0,
-        "date": date.today().isoformat(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "cases": cases,
-    }
+    record = {"seed": 0, **environment(torch.device("cpu")), "cases": cases}
     if out:
         out.write_text(json.dumps(record, indent=2) + "\n")
 
