@@ -18,7 +18,7 @@ GUIDES = [
 ]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_blocks_of_a_guide_run_in_order(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

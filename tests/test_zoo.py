@@ -21,7 +21,7 @@ def built(entry: Entry) -> nn.Module:
     return entry.build()
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", ZOO, ids=NAMES)
 def test_exact(entry: Entry, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_exact(entry: Entry, tmp_path: Path) -> None:
         assert any(words in str(fixed) for fixed in found.fixed), words
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])

@@ -36,7 +36,7 @@ def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit:
             assert shares(gated, more)[kind] > limit, group.name
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])

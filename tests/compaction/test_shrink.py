@@ -188,7 +188,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=[*OPTIMIZERS])
 @pytest.mark.parametrize(("network", "units"), [(nested, NESTED_SHUT), (found, FOUND_SHUT)])
 def test_training_goes_on_as_without(

@@ -44,7 +44,7 @@ def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
             gated.gates.log_alpha[group.slice] = torch.where(is_open, 90.0, -90.0)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
@@ -65,7 +65,7 @@ def assert_decided_costs(gated: hc.GatedModel, seed: int) -> None:
     assert expected(gated) == pytest.approx(found, rel=1e-12)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
@@ -184,7 +184,7 @@ def chain(layers: int, units: int) -> hc.GatedModel:
     return hc.attach_gates(nn.Sequential(*parts, nn.Linear(units, 2)), torch.zeros(1, units))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("layers", "tolerance"), [(10, 0.0), (20, 0.01)])
 def test_draws_of_a_chain_cost_the_mean(layers: int, tolerance: float) -> None:
     """Exact for twelve groups in doubt, and within a hundredth for twenty."""
@@ -197,7 +197,7 @@ def test_draws_of_a_chain_cost_the_mean(layers: int, tolerance: float) -> None:
     assert ((found - mean).abs() <= 5 * error + tolerance * mean).all()
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("shut", [0, 69])
 def test_a_long_chain_of_which_one_group_is_shut(shut: int) -> None:
     gated = chain(70, 3)
@@ -243,7 +243,7 @@ def test_draws_of_nested_gates_cost_the_mean(lenet: hc.GatedModel) -> None:
     assert_draws_cost_the_mean(copy.deepcopy(lenet), 2000)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_draws_of_the_zoo_cost_the_mean(entry: Entry) -> None:
     """Also of gates so far shut that groups are often left with nothing."""
@@ -517,7 +517,7 @@ def test_no_cost_waits_for_the_device(sites: str | list[str]) -> None:
     assert ledger.cost(gates).shape == ledger.mean(gates).shape == (len(KINDS),)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_costs_compile_into_one_graph(lenet: hc.GatedModel) -> None:
     function = torch.compile(lenet.expected, fullgraph=True, backend="aot_eager")
     assert function("macs").item() == pytest.approx(lenet.expected("macs").item(), rel=1e-14)

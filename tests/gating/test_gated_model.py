@@ -462,7 +462,7 @@ def test_averages_include_the_gates() -> None:
 # Compilers and other processes
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @inductor.patch(fallback_random=True)
 def test_compiled_training() -> None:
     """One graph for the forward and the penalty; the same numbers and gradients."""
@@ -483,7 +483,7 @@ def test_compiled_training() -> None:
     assert not gated.gates.held
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_compiled_evaluation() -> None:
     gated, x = make().eval(), inputs()
     compiled = torch.compile(gated, fullgraph=True, backend="aot_eager")

@@ -55,7 +55,7 @@ def train(
     return gated, budget
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("limit", "gate_lr"), [(0.5, 1e-2), (0.25, 4e-2), (0.1, 2e-2)])
 def test_what_is_delivered_is_what_was_asked_for(limit: float, gate_lr: float) -> None:
     gated, budget = train({"macs": limit}, gate_lr=gate_lr)
@@ -65,7 +65,7 @@ def test_what_is_delivered_is_what_was_asked_for(limit: float, gate_lr: float) -
     assert 0.95 * limit < small < 1.05 * limit
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_a_short_training_gets_there_too() -> None:
     """Prices have to find the scale of the loss in a warm-up of 50 steps."""
     _, budget = train({"macs": 0.25}, steps=150)
@@ -75,14 +75,14 @@ def test_a_short_training_gets_there_too() -> None:
     assert gains == pytest.approx([GAIN, GAIN, 10 * GAIN])
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("scale", [1e-2, 1e2])
 def test_the_scale_of_the_loss_does_not_matter(scale: float) -> None:
     _, budget = train({"macs": 0.25}, scale=scale)
     assert budget.delivered()["macs"] == pytest.approx(0.25, rel=0.05)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_gates_decide_themselves_and_the_task_is_learnt() -> None:
     gated, budget = train({"params": 0.3}, steps=900)
     assert budget.expected()["params"] == pytest.approx(budget.delivered()["params"], rel=0.05)
@@ -90,7 +90,7 @@ def test_gates_decide_themselves_and_the_task_is_learnt() -> None:
     assert (gated.eval()(x).argmax(1) == y).float().mean() > 0.9
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_several_limits_at_once() -> None:
     """The tightest is met; the others are not exceeded."""
     _, budget = train({"macs": 0.5, "params": 0.2, "weight_bytes": 5000})
@@ -222,7 +222,7 @@ def test_the_price_after_units_were_removed() -> None:
     assert budget.price() == pytest.approx(before, rel=1e-5)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     ("part", "fall", "waits"),
     [(0.2, 4.0, True), (0.2, 2.0, False), (0.05, 4.0, False), (1.0, -4.0, False)],
@@ -330,7 +330,7 @@ def test_in_words() -> None:
     assert words.endswith("% expected, budget 25.0% of 9,360")
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_compiled() -> None:
     """One graph each for the loss and the step, with the same numbers."""
     _, budget = train({"macs": 0.25, "units": {"a": 50}}, steps=60)

@@ -62,7 +62,7 @@ def numbers(words: str) -> tuple[float, float]:
     return float(lam), float(words.partition("a learning rate of ")[2].partition(" ")[0])
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_the_numbers_proposed_do() -> None:
     """And somewhat smaller ones do not."""
     with pytest.warns(hc.HardConcreteWarning) as caught:
@@ -134,7 +134,7 @@ def test_the_smallest_lambda_gets_a_number() -> None:
         hc.check_run(hc.L0Penalty(gated, 1e-9), optimizer, 1000)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_gates_that_are_shut_already_are_no_success() -> None:
     gated = dense()
     gated.gates.log_alpha.data[0] = -5.0
@@ -154,7 +154,7 @@ def test_a_budget_that_is_met_already() -> None:
     assert hc.check_run(hc.Budget(gated, macs=1.0), slow, 100)[0].shut == 0
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_a_budget_under_sgd_is_followed() -> None:
     """Its price grows, but not fast enough in so few steps; all is as before afterwards."""
     layers = nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
@@ -334,7 +334,7 @@ def test_a_budget_whose_gates_cannot_get_there() -> None:
     assert hc.check_run(budget, sgd, 1_000)[0].shut == 4  # its price may grow as it must
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_decay_that_no_rate_overcomes() -> None:
     budget, _ = pressed(lr=1e-3)
     held = torch.optim.AdamW([budget.gated.gates.log_alpha], lr=1e-5, weight_decay=50.0)
@@ -343,7 +343,7 @@ def test_decay_that_no_rate_overcomes() -> None:
         hc.check_run(budget, held, 1_000)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("kind", "rate"), [(Adam, 8e-4), (torch.optim.RAdam, 1.5e-3)])
 def test_a_budget_under_adam_is_followed(kind: type[torch.optim.Optimizer], rate: float) -> None:
     """Its steps are larger than the learning rate as long as prices grow; not RAdam's first."""

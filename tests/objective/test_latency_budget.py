@@ -25,7 +25,7 @@ def network() -> hc.GatedModel:
     return hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 8))
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 def test_training_meets_a_deadline() -> None:
     gated = network()
     limit = 0.5 * gated.latency.dense

@@ -40,7 +40,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("step_down", [False, True])
 def test_an_optimiser_gets_where_it_is_said_to_get(make: object, step_down: bool) -> None:

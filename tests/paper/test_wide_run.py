@@ -61,7 +61,7 @@ def test_every_kind_of_row_is_trained_and_tested_once(
     assert opened_cifar == ["train", "test"]
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("opened_cifar")
 @pytest.mark.parametrize("variant", ["l0", "dropout"])
 def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def without_units(seeds: range) -> int:
     return verdicts.count(NO_UNITS)
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("start", range(0, 150, CHUNK))
 def test_150_are_exact(start: int) -> None:
     assert without_units(range(start, start + CHUNK)) <= 2 * MOST_WITHOUT_UNITS * CHUNK

@@ -56,7 +56,7 @@ def trained(case: Case, steps: int = 3) -> hc.GatedModel:
     return gated
 
 
-@pytest.mark.no_cover
+@pytest.mark.unwatched
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_whole_way(case: Case) -> None:
     gated = trained(case)
