@@ -68,7 +68,9 @@ def test_a_sweep_ends_in_a_table_a_figure_and_a_page(opened: list[str], tmp_path
     call("gallery", "--runs", str(runs), "--out", str(tmp_path / "docs"))
     pictures = {file.stem for file in (tmp_path / "docs" / "gallery").iterdir()}
     assert pictures == {"pixels", "trajectories", "filters"}
-    assert "gallery/pixels.png" in (tmp_path / "docs" / "gallery.md").read_text()
+    page = (tmp_path / "docs" / "gallery.md").read_text()
+    assert "gallery/pixels.png" in page
+    assert "end with 784-300-100, 20-50-800-500, 20-50-800-500\nunits." in page
 
 
 def test_a_stopped_sweep_goes_on_and_says_if_the_test_set_was_opened_before(

@@ -21,8 +21,9 @@ Snapshots = dict[int, dict[str, Tensor]]
 
 PAGE = """# Gallery
 
-What the gates of table 1's networks did in {epochs} epochs (seed {seed}), drawn from saved
-networks by `hardconcrete reproduce gallery`.
+What the gates of table 1's networks did in {epochs} epochs, drawn from saved networks by
+`hardconcrete reproduce gallery`. These, of seed {seed}, end with {left}
+units.
 
 ## Which pixels the MLP reads
 
@@ -35,8 +36,9 @@ the penalty and nothing else.
 
 ![Probability of being open of every gate over the epochs, by group](gallery/trajectories.png)
 
-Each line is one gate of the LeNet-5 whose lambdas differ by layer. Gates drift together at first;
-then the ones that the loss needs turn round.
+Each line is one gate of the LeNet-5 whose lambdas differ by layer. Hidden units of the last layer
+drift together at first; then the ones that the loss needs turn round. Elsewhere what stays rises from
+the beginning.
 
 ## Which filters of LeNet-5 survive
 
@@ -60,7 +62,9 @@ def gallery(runs: Path, out: Path, seed: int = 0) -> tuple[Path, ...]:
         *_filters([snapshots[max(snapshots)] for snapshots in lenets], pictures),
     )
     page = out / "gallery.md"
-    page.write_text(PAGE.format(epochs=max(pixels), seed=seed))
+    ends = [("mlp", pixels), *(("lenet5", each) for each in lenets)]
+    left = ", ".join(_left(network, snapshots[max(snapshots)]) for network, snapshots in ends)
+    page.write_text(PAGE.format(epochs=max(pixels), seed=seed, left=left))
     return page, *files
 
 
@@ -79,6 +83,12 @@ def _gates(network: str, state: Mapping[str, Tensor]) -> dict[str, hc.HardConcre
     sizes = NETWORKS[network].sizes
     parts = state["gates.log_alpha"].split([*sizes.values()])
     return {name: hc.HardConcrete(part) for name, part in zip(sizes, parts, strict=True)}
+
+
+def _left(network: str, state: Mapping[str, Tensor]) -> str:
+    """The units that its readout leaves."""
+    gates = _gates(network, state).values()
+    return "-".join(str(int((own.readout("paper") > 0).sum())) for own in gates)
 
 
 def _pixels(snapshots: Snapshots, out: Path) -> tuple[Path, Path]:
