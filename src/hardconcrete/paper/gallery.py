@@ -37,8 +37,8 @@ the penalty and nothing else.
 ![Probability of being open of every gate over the epochs, by group](gallery/trajectories.png)
 
 Each line is one gate of the LeNet-5 whose lambdas differ by layer. Hidden units of the last layer
-drift together at first; then the ones that the loss needs turn round. Elsewhere what stays rises from
-the beginning.
+drift together at first; then the ones that the loss needs turn round. Elsewhere what stays rises
+from the beginning.
 
 ## Which filters of LeNet-5 survive
 
