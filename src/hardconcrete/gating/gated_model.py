@@ -125,7 +125,12 @@ class GatedModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
-        """What a model keeps of its last call is cut from its graph, for graphs have no copies."""
+        """What a model keeps of its last call is cut from its graph, for graphs have no copies.
+
+        Records of what was found are never changed, so copies share them.
+        """
+        for record in (self.groups, self.structure, self._ledger, self._latency):
+            memo[id(record)] = record
         for value in [value for module in self.modules() for value in vars(module).values()]:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
