@@ -520,6 +520,8 @@ def test_optimisers_with_other_state_are_refused() -> None:
         ({"pays": 1.0}, "pays=1.0"),
         ({"optimizer": SGD([nn.Parameter(torch.zeros(2))], 0.1)}, "trains no parameter"),
         ({"optimizer": ["sgd"]}, "takes a torch.optim.Optimizer"),
+        ({"optimizer": 3}, "takes a torch.optim.Optimizer"),
+        ({"averages": 3}, "averages takes copies"),
         ({"averages": nn.Linear(2, 2)}, "averages takes copies"),
         ({"averages": nested()}, "averages takes copies"),
     ],

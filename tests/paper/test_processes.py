@@ -12,7 +12,8 @@ from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP
-from hardconcrete.paper.processes import processes
+from hardconcrete.paper.processes import agreed, processes
+from hardconcrete.paper.records import RunFolder
 
 
 def data() -> Images:
@@ -44,6 +45,15 @@ def work(rank: int, port: int, out: Path) -> None:
         "MASTER_PORT": str(port),
     }
     with processes("cpu"):
+        assert agreed(7.0 + rank) == 7.0  # what the first one says
+        folder = RunFolder(out / "run")
+        if rank == 0:
+            folder.begin({}, resume=False)
+            folder.log({"epoch": 1})  # of an epoch that no checkpoint has
+        agreed(0.0)
+        assert folder.load() is None
+        agreed(0.0)
+        assert folder.lines() == []
         for gated in (False, True):
             torch.save(trained(gated), out / f"{rank}-{gated}.pt")
 

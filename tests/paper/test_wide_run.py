@@ -99,6 +99,12 @@ def test_an_interrupted_examination_is_continued(
     assert opened_cifar.count("test") == 2
 
 
+@pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])
+def test_minutes_that_are_none_are_refused(minutes: float, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="must be a number of minutes"):
+        run_wide(small(), out=tmp_path, device="cpu", minutes=minutes)
+
+
 @pytest.mark.usefixtures("opened_cifar")
 def test_what_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     for _ in range(2):

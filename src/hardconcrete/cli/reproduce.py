@@ -248,7 +248,10 @@ def reproduce_wrn(
         bool, typer.Option("--faithful", help="Gates before the norm, two draws per batch.")
     ] = False,
     max_minutes: Annotated[
-        float | None, typer.Option(help="Stop cleanly after so many; --resume continues.")
+        float | None,
+        typer.Option(
+            min=0.0, help="Stop cleanly, between epochs, after so many; --resume continues."
+        ),
     ] = None,
     device: Device = "auto",
     out: Runs = Path("runs"),
@@ -261,7 +264,7 @@ def reproduce_wrn(
 ) -> None:
     """Table 2: a wide residual network on CIFAR; under torchrun, on several GPUs."""
     with interrupts_in_words("with --resume "):
-        from hardconcrete.paper.processes import processes
+        from hardconcrete.paper.processes import processes, rank
         from hardconcrete.paper.wide import WideExperiment
         from hardconcrete.paper.wide_run import run_wide
 
@@ -273,8 +276,10 @@ def reproduce_wrn(
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}
             result = run_wide(experiment, **where, minutes=max_minutes, say=typer.echo)
+            first = rank() == 0
         if result is None:
-            typer.echo("not at its end yet; the same command with --resume continues")
+            if first:  # of several processes the others have no result
+                typer.echo("not at its end yet; the same command with --resume continues")
             return
         table = Table("test error", "as trained last", "MACs", "parameters", "images/s", "s")
         share = f"{result.macs[0] / 1e6:,.0f}M ({result.macs[0] / result.macs[1]:.1%})"

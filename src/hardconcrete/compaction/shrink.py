@@ -1,7 +1,7 @@
 """Shrinking: units that have stayed shut are removed while the model is trained."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
@@ -119,7 +119,7 @@ def shrink(
     """
     rule = _Rule(below, checks, round_to, pays)
     optimizers = _optimizers(gated, optimizer)
-    around = [averages] if isinstance(averages, nn.Module) else list(averages)
+    around = _listed(averages, nn.Module)
     _refuse_latency(gated)
     with torch.inference_mode(False):  # what is made inside could not be trained
         return _shrink(gated, optimizers, around, rule)
@@ -228,9 +228,17 @@ def _optimizers(gated: Any, given: Optimizer | Sequence[Optimizer] | None) -> li
         )
     if gated.gates.held:
         raise ArgumentError("shrink between two steps, not inside `with gated.draw():`")
-    found = [] if given is None else [given] if isinstance(given, Optimizer) else list(given)
+    found = _listed(given, Optimizer)
     refuse_unknown_state(found, gated.parameters())
     return found
+
+
+def _listed(given: Any, kind: type) -> list[Any]:
+    """None, one or several of a kind; what is none of it is looked at later."""
+    if given is None:
+        return []
+    one = isinstance(given, kind) or not isinstance(given, Iterable)
+    return [given] if one else list(given)
 
 
 def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:

@@ -32,8 +32,8 @@ class L0Penalty:
         lam: the paper's lambda, 1/N included: a number, a mapping by group name ("lambda sep."),
             ``"aic"`` (1/N) or ``"bic"`` (ln N / 2N), which need ``examples``; or a schedule, a
             function from the number of ``step()`` calls so far to a number or mapping.
-        cost: what |g| is; ``"group_size"`` is the number of weights a gate multiplies, as in the
-            paper.
+        cost: what |g| is; ``"group_size"`` is the number of weights that a gate of a named site
+            multiplies, as in the paper, and of units that were found all parameters that go.
         weight_decay: coefficient of the expected L2 norm of the gated weights (eq. 17).
         prior: p(z), a ``Rectified`` for all gates; the result is then the bound of appendix A.
         examples: N, the number of training examples.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Learner
+from hardconcrete.paper.processes import agreed
 from hardconcrete.paper.stack import Prepare, Stack
 
 WARM_UP = 3
@@ -96,7 +97,7 @@ class Engine:
             self.done += 1
             for learner in self.learners:
                 learner.taken = self.done * self.steps
-            pays = self._worth(time.perf_counter() - start)
+            pays = agreed(self._worth(time.perf_counter() - start))
             left = self.epochs - self.done if self._settings["compiled"] else 0
             shrunk = [learner.shrink(pays, left) for learner in self.learners if pays < 1]
             if any(shrunk):

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import CompactionError, DataError
+from hardconcrete.paper.processes import rank
 
 RANK_STRIDE = 1_000_000_007
 """Between the seeds of processes that train one network: each draws gates of its own."""
@@ -248,11 +248,6 @@ class Learner:
             for parameter in divided.parameters():
                 parameter.div_(divisor)
         return divided
-
-
-def rank() -> int:
-    """The number of this process among those that train one network."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _optimizers(

@@ -29,3 +29,28 @@ def processes(device: str = "auto") -> Iterator[str]:
         yield own
     finally:
         dist.destroy_process_group()
+
+
+def rank() -> int:
+    """The number of this process among those that train one network."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world() -> int:
+    """How many processes train one network."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def agreed(number: float) -> float:
+    """What the first process says; it waits for the others. Their clocks differ, and so would they.
+
+    Example:
+        >>> agreed(0.5)
+        0.5
+    """
+    if world() == 1:
+        return number
+    on_gpu = dist.get_backend() == "nccl"
+    told = torch.tensor(number, dtype=torch.float64, device="cuda" if on_gpu else "cpu")
+    dist.broadcast(told, 0)
+    return told.item()

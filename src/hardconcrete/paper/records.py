@@ -17,6 +17,7 @@ from torch import Tensor
 
 import hardconcrete
 from hardconcrete.errors import ArgumentError, DataError
+from hardconcrete.paper.processes import rank
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -190,8 +191,9 @@ class RunFolder:
         """Tensors, epoch and seconds of the checkpoint; metrics of later epochs are dropped."""
         found = self._checkpoint() if self.checkpoint.exists() else None
         epoch = 0 if found is None else found[1]
-        kept = [line for line in self.lines() if line["epoch"] <= epoch]
-        _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        if rank() == 0:  # one of those that train it writes
+            kept = [line for line in self.lines() if line["epoch"] <= epoch]
+            _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
         return found
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], int, float]:

@@ -21,7 +21,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.learner import RANK_STRIDE, Learner, rank
+from hardconcrete.paper.learner import RANK_STRIDE, Learner
+from hardconcrete.paper.processes import rank, world
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -213,11 +214,6 @@ class Stack:
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
     return torch.compile(function, dynamic=False, options=options)
-
-
-def world() -> int:
-    """How many processes train one network."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:

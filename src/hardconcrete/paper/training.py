@@ -14,7 +14,8 @@ import hardconcrete as hc
 from hardconcrete.errors import HardConcreteError
 from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
-from hardconcrete.paper.learner import Learner, rank
+from hardconcrete.paper.learner import Learner
+from hardconcrete.paper.processes import agreed, rank
 from hardconcrete.paper.records import RunFolder
 
 CHECKPOINT_SECONDS = 15.0
@@ -32,6 +33,7 @@ def train(
     facts: Facts = lambda _: {},
     sweep: Sweep | None = None,
     minutes: float | None = None,
+    began: float | None = None,
 ) -> bool:
     """Train with progress, metrics, snapshots and checkpoints; whether the end was reached.
 
@@ -43,8 +45,10 @@ def train(
         facts: more of what the metrics say about a network after an epoch.
         sweep: which of several runs this is.
         minutes: stop after so many, between two epochs, with a checkpoint.
+        began: since when they count, by ``time.perf_counter``; now unless told.
     """
-    began = saved = time.perf_counter()
+    saved = time.perf_counter()
+    began = saved if began is None else began
     load(engine, folder)
     patience, writes = CHECKPOINT_SECONDS, rank() == 0
     names = [learner.name for learner in engine.learners]
@@ -57,7 +61,7 @@ def train(
             ]
             display.update(epoch, statuses)
             _refuse_nan(epoch, engine)
-            over = minutes is not None and time.perf_counter() - began > 60 * minutes
+            over = minutes is not None and agreed(time.perf_counter() - began) > 60 * minutes
             if writes:
                 for learner, model, now in zip(engine.learners, models, statuses, strict=True):
                     line = {"epoch": epoch, "seed": learner.seed, **asdict(now), **facts(model)}

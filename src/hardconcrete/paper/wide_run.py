@@ -1,6 +1,7 @@
 """One run of a row of table 2: trained, compacted, tested and timed."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,8 +18,9 @@ from hardconcrete.paper.cifar_images import find_cifar, load_cifar
 from hardconcrete.paper.datasets import Images, hold_out
 from hardconcrete.paper.engine import Engine, error_rate
 from hardconcrete.paper.latencies import latencies
-from hardconcrete.paper.learner import Learner, rank
+from hardconcrete.paper.learner import Learner
 from hardconcrete.paper.mnist import choose_device
+from hardconcrete.paper.processes import agreed, rank
 from hardconcrete.paper.records import RunFolder, environment
 from hardconcrete.paper.training import fit, forecast, train
 from hardconcrete.paper.wide import ROUND_TO, WideExperiment, wide_learner
@@ -99,10 +101,12 @@ def run_wide(
     minutes: float | None = None,
     say: Callable[[str], object] = print,
 ) -> WideResult | None:
-    """Train one network; None if the minutes were over before its end.
+    """Train one network; None if the minutes, from now on, were over before its end.
 
     The test set is opened once, when it is trained; again if what follows was interrupted.
     """
+    if minutes is not None and not 0 <= minutes < math.inf:
+        raise ArgumentError(f"--max-minutes {minutes} must be a number of minutes")
     folder, earlier = RunFolder(out / experiment.name), None
     if folder.record.exists():
         folder.refuse_others(experiment.settings())
@@ -119,6 +123,7 @@ def run_wide(
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
         folder.note_environment(environment(place))
+    agreed(0.0)  # that the folder is there
     told = forecast(learner, len(training) // learner.recipe.batch_size)  # of its beginning
     if told and rank() == 0:
         say(f"note: {told}")
@@ -128,7 +133,8 @@ def run_wide(
     to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
     sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
-    if not train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes) or rank() > 0:
+    ends: Any = {"minutes": minutes, "began": start}
+    if not train(engine, folder, sizes, dense_macs, facts=_widths, **ends) or rank() > 0:
         return None
     in_all = None if continued else round(time.perf_counter() - start, 1)
     memory = torch.cuda.max_memory_allocated() if place.type == "cuda" else None
