@@ -75,6 +75,7 @@ def sizes(gated: hc.GatedModel) -> dict[str, int]:
     return {group.name: group.units for group in gated.groups}
 
 
+@pytest.mark.unwatched
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
 def test_the_function_costs_and_compaction_stay(entry: Any, tmp_path: Path) -> None:

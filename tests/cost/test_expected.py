@@ -345,6 +345,7 @@ class Transposed(nn.Module):
         return self.out(torch.cat([z, back], 1)), self.two(self.one(x.mean(1, keepdim=True)))
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(
     ("network", "sites"),
@@ -426,6 +427,7 @@ def test_single_weights_save_nothing_but_their_group_size() -> None:
         hc.Budget(gated, params=0.9)
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(
     ("network", "sites"),

@@ -70,6 +70,7 @@ def test_numerical_integration(log_alpha: float, temperature: float) -> None:
     assert z.cdf(number(0.3)).item() == pytest.approx(partial, abs=1e-11)
 
 
+@pytest.mark.unwatched
 def test_a_million_samples() -> None:
     """Every average within 5.5 standard errors: 175 comparisons, so 7 seeds in a million fail."""
     log_alpha, temperature = torch.tensor(SETTINGS).double().T

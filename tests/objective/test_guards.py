@@ -360,6 +360,7 @@ def test_a_budget_under_adam_is_followed(kind: type[torch.optim.Optimizer], rate
     assert reach.start - reach.end == pytest.approx(moved, rel=0.02)
 
 
+@pytest.mark.unwatched
 def test_a_target_that_is_not_down_when_the_run_ends() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
     quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=0.1))

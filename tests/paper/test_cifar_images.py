@@ -308,6 +308,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.unwatched
 def test_real_cifar(real: Path) -> None:
     """Both in one test, so that two processes do not unpack twice."""
     for classes, (mean, std) in STATISTICS.items():

@@ -164,6 +164,7 @@ def test_a_budget_removes_what_the_readout_shuts(budgeted: bool) -> None:
     assert one.gates == (21 if budgeted else 30)
 
 
+@pytest.mark.unwatched
 def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(function: Any, **_: bool) -> Any:
         return torch.compile(function, dynamic=False, backend="eager")

@@ -33,6 +33,7 @@ def test_what_is_known_before_the_first_step(experiment: Experiment, words: str)
     assert bool(words) == bool(told)
 
 
+@pytest.mark.unwatched
 def test_a_budget_that_its_steps_are_too_few_for() -> None:
     few = learner(Experiment("mlp", (), method="budget", macs=0.3, epochs=1), 0, 10_000, CPU)
     words = "cannot meet its budget: in 100 steps it moves the gates of fc1:in by 1.4 at most"

@@ -75,6 +75,7 @@ def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None
     assert result.expected_macs == whole.expected_macs
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("where", ["latencies", "_curves"])
 def test_an_interrupted_examination_is_continued(
     where: str, opened_cifar: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +130,7 @@ def test_a_result_without_a_checkpoint_is_final(tmp_path: Path) -> None:
     assert run_wide(WideExperiment(), out=tmp_path, resume=True).error == 3.89
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("opened_cifar")
 def test_a_shrunk_network_goes_on_and_is_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
