@@ -116,3 +116,10 @@ def test_a_missing_extra_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> No
     result = run(app, ["reproduce", "figure1"])
     assert result.exit_code == 1
     assert "pip install 'hardconcrete[plot]'" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", ["table1", "figure3", "gallery"])
+def test_a_sweep_has_a_folder_of_its_own(command: str) -> None:
+    """Where single rows lie, with other seeds perhaps, it could not go on."""
+    said = run(app, ["reproduce", command, "--help"], env={"COLUMNS": "200"})
+    assert "[default: runs/table1]" in said.output
