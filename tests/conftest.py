@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.distributions import Distribution
-from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction import planning
-from hardconcrete.cost import operations, strands
-from hardconcrete.structure import groups
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import named_tensors
 
@@ -23,24 +20,14 @@ def same_start() -> None:
 
 
 @pytest.fixture
-def traced_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that ask again and again, with other gates, what the graph of a network is.
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that compact a network again and again with other gates: its graph is the same."""
+    graphs: dict[Any, fx.GraphModule] = {}
 
-    A network of the zoo is the same in all tests; others are known by the test itself.
-    """
-    entry = getattr(request.node, "callspec", None) and request.node.callspec.params.get("entry")
-    graphs = _GRAPHS if entry else {}
-
-    def traced(model: nn.Module, args: Any, kwargs: Any = None) -> fx.GraphModule:
-        tensors = *named_tensors(model).items(), *enumerate(tree_leaves((args, kwargs)))
-        shapes = ((name, getattr(tensor, "shape", None)) for name, tensor in tensors)
-        key = entry and entry.name, type(model), *shapes
+    def traced(model: nn.Module, *example: Any) -> fx.GraphModule:
+        key = type(model), *((name, t.shape) for name, t in named_tensors(model).items())
         if key not in graphs:
-            graphs[key] = trace(model, args, kwargs)
+            graphs[key] = trace(model, *example)
         return graphs[key]
 
-    for module in (groups, operations, planning, strands):
-        monkeypatch.setattr(module, "trace", traced)
-
-
-_GRAPHS: dict[Any, fx.GraphModule] = {}
+    monkeypatch.setattr(planning, "trace", traced)

@@ -48,7 +48,6 @@ def test_exact(entry: Entry, tmp_path: Path) -> None:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_one_unit_costs_what_is_said(entry: Entry) -> None:

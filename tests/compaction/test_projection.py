@@ -37,7 +37,6 @@ def assert_maximal(gated: hc.GatedModel, values: torch.Tensor, kind: int, limit:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_within_budgets(entry: Entry) -> None:

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from hardconcrete.paper import download, examination, mnist, table1, training, wide, wide_run
+from hardconcrete.paper import download, examination, mnist, table1, training, wide_run
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Recipe
 from tests.paper.published import Mirror, handler
@@ -64,7 +64,7 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
         splits.append(split)
-        count = 64 if split == "train" else 40
+        count = 256 if split == "train" else 40
         generator = torch.Generator().manual_seed(len(split))
         images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
         return Images(images, torch.arange(count) % classes, "noise")
@@ -72,6 +72,5 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(wide_run, "load_cifar", load)
     monkeypatch.setattr(wide_run, "find_cifar", lambda *_: None)
     monkeypatch.setattr(wide_run, "BATCHES", 2)
-    monkeypatch.setattr(wide, "BATCH_SIZE", 32)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     return splits

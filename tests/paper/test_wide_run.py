@@ -44,7 +44,7 @@ def test_every_kind_of_row_is_trained_and_tested_once(
     assert result.macs[0] <= result.macs[1]
     assert [*result.curve] == [str(epoch) for epoch in range(1, experiment.epochs + 1)]
     assert [*result.latency] == ["cpu, float32, batch 1"]
-    assert result.seconds_in_all >= result.seconds
+    assert result.seconds_in_all > result.seconds
     if experiment.variant == "budget":
         for cost, part in experiment.limits.items():
             own, dense = getattr(result, cost)
@@ -137,7 +137,7 @@ def test_a_shrunk_network_goes_on_and_is_built_once(
 ) -> None:
     builds, build = [], Engine.build
     monkeypatch.setattr(Engine, "build", lambda engine: (builds.append(engine), build(engine)))
-    experiment = small(variant="budget", shrink=1, noise=True, epochs=4, gate_lr=4.0)
+    experiment = small(variant="budget", shrink=1, epochs=4, gate_lr=4.0)
     whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
     shrinks, pieces, result = len(builds) - 1, 0, None
     while result is None:

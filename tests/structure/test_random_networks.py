@@ -17,7 +17,6 @@ def without_units(seeds: range) -> int:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("start", range(0, 150, CHUNK))
 def test_150_are_exact(start: int) -> None:
     assert without_units(range(start, start + CHUNK)) <= 2 * MOST_WITHOUT_UNITS * CHUNK

@@ -30,7 +30,6 @@ WEIGHT_DECAY = {"wrn": 5e-4, "resnet": 1e-4, "preact": 1e-4}
 """By kind of network, as each was published; the paper divides it by 0.7 on layers with gates."""
 GATE_LR = 5e-3
 """Of the gates under a budget."""
-BATCH_SIZE = 128
 SCHEDULE = (0.3, 0.6, 0.8)
 """Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
 WARMUP = 0.1
@@ -204,7 +203,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     decay = WEIGHT_DECAY[experiment.network.split("-")[0]]
     recipe: dict[str, Any] = {
         "epochs": experiment.epochs,
-        "batch_size": BATCH_SIZE,
+        "batch_size": 128,
         "lr": 0.1,
         "optimizer": "sgd",
         "weight_decay": decay,
@@ -227,7 +226,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
         warmup = WARMUP if experiment.warmup is None else experiment.warmup
-        steps = round(3 * warmup * experiment.epochs * (examples // BATCH_SIZE))
+        steps = round(3 * warmup * experiment.epochs * (examples // recipe["batch_size"]))
         penalties.append(_budget(gated, experiment.limits, max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)

@@ -133,8 +133,8 @@ def run_wide(
     to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
     sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
-    ends: Any = {"minutes": minutes, "began": start}
-    if not train(engine, folder, sizes, dense_macs, facts=_widths, **ends) or rank() > 0:
+    trained = train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes, began=start)
+    if not trained or rank() > 0:
         return None
     in_all = None if continued else round(time.perf_counter() - start, 1)
     memory = torch.cuda.max_memory_allocated() if place.type == "cuda" else None

@@ -63,6 +63,8 @@ def test_hidden_maps_of_the_wide_network_are_twelve_groups() -> None:
         for block in range(4)
     }
     assert sum(hidden.values()) == 4480
+    assert sum(found[name].parameters * units for name, units in hidden.items()) == 36_204_800
+    assert sum(model.get_submodule(name).weight.numel() for name in hidden) == 16_842_240  # paper's
     for name in hidden:
         consumer = name.replace("conv1", "conv2")
         assert [str(axis) for axis in found[name].gated] == [f"{consumer}.weight[1]"]
