@@ -17,6 +17,7 @@ from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.examination import TUNING, Result, examine
 from hardconcrete.paper.experiment import EPOCHS, NETWORKS, Experiment, learner
 from hardconcrete.paper.records import RunFolder, environment
+from hardconcrete.paper.stack import start_compilers
 from hardconcrete.paper.training import forecast, train
 
 
@@ -50,6 +51,7 @@ def run(
     if finished is not None:  # the test set was read for it; it is not read again
         return finished
     place = choose_device(device)
+    start_compilers(place)
     training = load_mnist("train", data)
     if experiment.validate:
         training, held_out = hold_out(training)

@@ -211,6 +211,18 @@ class Stack:
                 }
 
 
+def start_compilers(device: torch.device) -> None:
+    """Start the processes that compile kernels for a GPU, to be ready when there are some.
+
+    They take seconds to start, and until then kernels are compiled one after the other.
+    """
+    if device.type == "cuda":
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+        AsyncCompile.wakeup()
+
+
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before."""
     return torch.compile(function, dynamic=False, options=options)

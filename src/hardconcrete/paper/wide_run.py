@@ -22,6 +22,7 @@ from hardconcrete.paper.learner import Learner
 from hardconcrete.paper.mnist import choose_device
 from hardconcrete.paper.processes import agreed, rank
 from hardconcrete.paper.records import RunFolder, environment
+from hardconcrete.paper.stack import start_compilers
 from hardconcrete.paper.training import fit, forecast, train
 from hardconcrete.paper.wide import ROUND_TO, WideExperiment, wide_learner
 
@@ -114,6 +115,7 @@ def run_wide(
         if earlier and (earlier.curve or not folder.checkpoint.exists()):
             return earlier  # all of it, or all there can be
     place, start = choose_device(device), time.perf_counter()
+    start_compilers(place)
     training = load_cifar(experiment.classes, "train", data)
     if experiment.validate:
         training, held_out = hold_out(training)
