@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.objective.constraint import constraints, delivered
+from hardconcrete.objective.constraint import constraints, delivered, expected
 from tests.compaction.networks import dense
 
 NONE = {"macs": None, "params": None, "weight_bytes": None}
@@ -35,8 +35,7 @@ def test_costs_as_parts_of_the_dense_ones(gated: hc.GatedModel) -> None:
     costs = gated.ledger.cost(is_open) / gated.ledger.dense
     found = delivered(gated, limits, is_open)
     assert found.tolist() == [costs[1].item(), costs[0].item(), 1 / 5]
-    expected = [limit.expected(gated, is_open).item() for limit in limits]
-    assert expected == pytest.approx(found.tolist())
+    assert expected(gated, limits, is_open).tolist() == pytest.approx(found.tolist())
 
 
 class Chooses(nn.Linear):

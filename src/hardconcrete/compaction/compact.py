@@ -20,7 +20,7 @@ from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarn
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective import Budget
 from hardconcrete.objective.budget import BAND
-from hardconcrete.objective.constraint import Constraint, delivered
+from hardconcrete.objective.constraint import Constraint, delivered, expected
 
 Form = Literal["auto", "module", "graph"]
 
@@ -153,9 +153,9 @@ def _range(limit: Constraint, gated: GatedModel) -> range:
 def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:
     """What there is of a cost, and what there should be."""
     probability = gated.gates.distribution().open_probability.detach()
-    expected = limit.expected(gated, probability, exactly=True).item()
+    mean = expected(gated, [limit], probability, exactly=True).item()
     return (
-        f"with {cost:.1%} of the {limit.words} delivered and {expected:.1%} expected instead of "
+        f"with {cost:.1%} of the {limit.words} delivered and {mean:.1%} expected instead of "
         f"{limit.limit / limit.dense:.1%}"
     )
 

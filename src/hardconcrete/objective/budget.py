@@ -3,7 +3,6 @@
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -12,7 +11,14 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.objective.constraint import Constraint, Limit, constraints, delivered
+from hardconcrete.objective.constraint import (
+    Constraint,
+    Limit,
+    constraints,
+    delivered,
+    expected,
+    ledger_costs,
+)
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
@@ -145,10 +151,11 @@ class Budget:
         """
         self._keep_up()
         probability = self.gated.gates.distribution().open_probability
-        return sum(
-            constraint.expected(self.gated, _priced(probability, price)).to(probability.dtype)
+        means = [
+            expected(self.gated, [constraint], _priced(probability, price))
             for constraint, price in zip(self.constraints, self._price, strict=True)
-        )  # type: ignore[return-value]
+        ]
+        return torch.cat(means).sum().to(probability.dtype)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -160,12 +167,13 @@ class Budget:
         self._keep_up()
         self._steps.add_(steps)
         is_open = self._open()
-        error, late = self._error(self._delivered(is_open)), self._progress() == 1
+        delivered, own = self._looked_at(is_open)
+        error, late = self._error(delivered), self._progress() == 1
         above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
         above = above * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
         change = above + (error + BAND).clamp(max=0) * ~late
         self._log_scale.add_(steps * self._gain * change).clamp_(-20.0, 20.0)
-        self._set_prices(is_open, error)
+        self._set_prices(is_open, error, own)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
         """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
@@ -181,8 +189,7 @@ class Budget:
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
         probability = self.gated.gates.distribution().open_probability.detach()
-        costs = [c.expected(self.gated, probability, exactly=True) for c in self.constraints]
-        return self._by_name(torch.stack(costs))
+        return self._by_name(expected(self.gated, self.constraints, probability, exactly=True))
 
     def _steps_to_come(self) -> int:
         """Until the target has come down to the limits."""
@@ -257,7 +264,8 @@ class Budget:
         if self._price.shape[1] != len(self.gated.gates.log_alpha):
             self._make_room()
         is_open = self._open()
-        self._set_prices(is_open, self._error(self._delivered(is_open)))
+        delivered, own = self._looked_at(is_open)
+        self._set_prices(is_open, self._error(delivered), own)
 
     def _make_room(self) -> None:
         """For a price of every gate."""
@@ -269,11 +277,11 @@ class Budget:
         self._price = torch.zeros_like(self._concerned, dtype=log_alpha.dtype)
         self._past = log_alpha.detach().clone()
 
-    def _set_prices(self, is_open: Tensor, error: Tensor) -> None:
+    def _set_prices(self, is_open: Tensor, error: Tensor, own: Tensor) -> None:
         """Write the price of every gate, in place: a captured CUDA graph reads it there."""
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
-        own = self._own(is_open) * (self._progress() == 1)
+        own = own * (self._progress() == 1)
         saves = self._concerned & (is_open * own > NOTHING)
         least = own.where(saves, torch.inf).amin(1, keepdim=True)
         larger = (own - least).clamp(min=0)  # than the cheapest open one
@@ -284,10 +292,19 @@ class Budget:
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
         self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
 
-    def _own(self, is_open: Tensor) -> Tensor:
-        """The cost of each unit, all others as they are, in bands of its limit."""
-        slopes = [_slope(partial(c.expected, self.gated), is_open) for c in self.constraints]
-        return torch.stack(slopes).to(self._price.dtype) / (BAND * self._limits[:, None])
+    def _looked_at(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
+        """What is delivered; and the cost of each unit, all others as they are, in bands."""
+
+        def means(gates: Tensor) -> tuple[Tensor, Tensor]:
+            costs = ledger_costs(self.gated, self.constraints, gates)
+            own = [limit.expected(self.gated, gates, costs) for limit in self.constraints]
+            return torch.stack(own), costs
+
+        slopes, costs = _slopes(means, is_open)
+        own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
+        bands = BAND * self._limits[:, None]
+        dtype = self._price.dtype
+        return torch.stack(own).to(dtype), slopes.to(dtype) / bands
 
 
 STATE = ("start", "log_scale", "steps", "past", "terms")
@@ -299,13 +316,23 @@ def _number(limit: Constraint, warmup: int) -> int:
     return zlib.crc32(f"{limit.name} {limit.limit:.6g} {warmup}".encode())
 
 
-def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """A gradient: autograd takes half of the time, and cannot be compiled here."""
+def _slopes(
+    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of each number a gradient; and what comes with them.
+
+    Autograd takes half of the time, and cannot be compiled here.
+    """
     if torch.compiler.is_compiling():
-        return torch.func.grad(function)(at)  # type: ignore[no-any-return]
+        found: Any = torch.func.vjp(function, at, has_aux=True)
+        numbers, pulled, more = found
+        rows = torch.eye(len(numbers), dtype=numbers.dtype, device=numbers.device)
+        return torch.stack([pulled(row)[0] for row in rows]), more
     with torch.enable_grad():
         at = at.detach().requires_grad_()
-        return torch.autograd.grad(function(at), at)[0]
+        numbers, more = function(at)
+        each = [torch.autograd.grad(one, at, retain_graph=True)[0] for one in numbers]
+    return torch.stack(each), more.detach()
 
 
 def _priced(probability: Tensor, price: Tensor) -> Tensor:

@@ -50,18 +50,16 @@ class Constraint:
             return slice(0, len(gated.gates.log_alpha))
         return _group(gated, self.group).slice
 
-    def expected(self, gated: GatedModel, probability: Tensor, *, exactly: bool = False) -> Tensor:
+    def expected(self, gated: GatedModel, probability: Tensor, costs: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities.
 
-        A budget pays by what is nearly the mean: no gate shall shut because its group, left with
-        nothing, would take others along.
+        Of which the ledger says that they cost this.
         """
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
         if self.kind is None:
             return probability[self.gates(gated)].double().sum() / self.dense
-        cost = gated.ledger.mean if exactly else gated.ledger.cost
-        return cost(probability)[self.kind] / self.dense
+        return costs[self.kind] / self.dense
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
         """The same of what is left when these gates are open, which the ledger says costs this."""
@@ -76,9 +74,29 @@ class Constraint:
 
 def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> Tensor:
     """Each cost as a part of its dense total, of what is left when these gates are open."""
-    about_units = all(limit.kind is None for limit in limits)
-    costs = is_open if about_units else gated.ledger.cost(is_open)
+    costs = ledger_costs(gated, limits, is_open)
     return torch.stack([limit.delivered(gated, is_open, costs) for limit in limits])
+
+
+def expected(
+    gated: GatedModel, limits: Sequence[Constraint], probability: Tensor, *, exactly: bool = False
+) -> Tensor:
+    """The mean of each cost as a part of its dense total, for gates open with probabilities.
+
+    A budget pays by what is nearly the mean: no gate shall shut because its group, left with
+    nothing, would take others along.
+    """
+    costs = ledger_costs(gated, limits, probability, exactly=exactly)
+    return torch.stack([limit.expected(gated, probability, costs) for limit in limits])
+
+
+def ledger_costs(
+    gated: GatedModel, limits: Sequence[Constraint], gates: Tensor, *, exactly: bool = False
+) -> Tensor:
+    """What the ledger says of gates or probabilities; nothing where no limit is about it."""
+    if all(limit.kind is None for limit in limits):
+        return gates.new_zeros(0)
+    return gated.ledger.mean(gates) if exactly else gated.ledger.cost(gates)
 
 
 def constraints(
