@@ -45,7 +45,6 @@ def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_costs_what_its_compacted_models_do(entry: Entry) -> None:
@@ -66,7 +65,6 @@ def assert_decided_costs(gated: hc.GatedModel, seed: int) -> None:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_zoo_with_whole_groups_shut(entry: Entry) -> None:
@@ -143,7 +141,6 @@ def test_gradients_where_groups_are_often_left_with_nothing() -> None:
         assert slopes[:2, gate].tolist() == pytest.approx((both[:2] / 2e-4).tolist(), rel=1e-6)
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     for seed in range(10):
@@ -265,7 +262,6 @@ def test_lenet_with_the_paper_s_gates(lenet: hc.GatedModel, seed: int) -> None:
     assert_decided_costs(copy.deepcopy(lenet), seed)
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_pixels_are_selected() -> None:
     """Indices of the inputs that are kept are part of the small model's bytes."""
     gated = hc.attach_gates(
@@ -291,7 +287,6 @@ class Branch(nn.Module):
         return self.fc(torch.cat([beside, x], 1).mean((2, 3)))
 
 
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("sites", [["c:out"], ["fc:in"], ["c:out", "fc:in"], ["a:out", "c:out"]])
 def test_a_branch_that_is_shut_takes_its_inner_units_along(sites: list[str]) -> None:
     gated = hc.attach_gates(Branch(), torch.randn(2, 3, 2, 2), sites=sites)
@@ -346,7 +341,6 @@ class Transposed(nn.Module):
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(
     ("network", "sites"),
     [
@@ -428,7 +422,6 @@ def test_single_weights_save_nothing_but_their_group_size() -> None:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(
     ("network", "sites"),
     [

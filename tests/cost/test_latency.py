@@ -64,7 +64,7 @@ def of_the_compacted(gated: hc.GatedModel, batch: int) -> float:
 
 
 @pytest.mark.unwatched
-@pytest.mark.usefixtures("by_size", "traced_once")
+@pytest.mark.usefixtures("by_size")
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_delivered_widths_are_those_of_the_compacted_model(name: str, batch: int) -> None:
@@ -87,7 +87,7 @@ ROUGH = {
 
 @pytest.mark.unwatched
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
-@pytest.mark.usefixtures("by_size", "traced_once")
+@pytest.mark.usefixtures("by_size")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_the_widths_of_the_zoo(entry: Entry) -> None:
     gated = gated_network(entry)

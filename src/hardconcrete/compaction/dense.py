@@ -75,10 +75,10 @@ def among_all(gated: GatedModel, values: Tensor) -> Tensor:
 
 
 def expanded(gated: GatedModel) -> GatedModel:
-    """A dense copy: what was removed is zero, and its gates are shut."""
+    """A dense copy: what was removed is zero, and its gates are shut. Itself if nothing was."""
     known = gated.__dict__.get(KEY)
     if known is None:
-        return copy.deepcopy(gated)
+        return gated
     cuts = defaultdict[str, list[Cut]](list)
     for cut in known.plan.cuts:
         cuts[f"model.{cut.tensor}"].append(cut)

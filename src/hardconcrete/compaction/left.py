@@ -35,6 +35,7 @@ def carry_out(gated: GatedModel, after: Shrunk, optimizers: Sequence[Optimizer] 
     bank.checks = None if bank.checks is None else bank.checks[kept]
     gated.regroup(groups)
     put_on(model, groups, bank)
+    gated._look = None
     gated._ledger = after.dense.ledger.among(original, after.gates).to(kept.device)
     gated.__dict__[KEY] = after
 

@@ -1,4 +1,4 @@
-"""From gates to a plan: trace the model without its gates, bury the dead, write down what stays."""
+"""From gates to a plan: look at a model without its gates, bury the dead, note what stays."""
 
 import copy
 from collections.abc import Mapping
@@ -13,8 +13,7 @@ from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.groups import describe
 from hardconcrete.structure.relations import selecting_layers
-from hardconcrete.structure.trace import trace
-from hardconcrete.structure.walk import Walk, first_names, module_path, operator_name, walk
+from hardconcrete.structure.walk import Walk, first_names, module_path, operator_name
 
 NORMS = ("batch_norm", "instance_norm")
 
@@ -30,7 +29,6 @@ def make_plan(
     *,
     min_units: int = 1,
     values: Tensor | None = None,
-    found: Walk | None = None,
 ) -> CompactionPlan:
     """What the readout of the gates, or other values of them, leave of a model.
 
@@ -39,10 +37,9 @@ def make_plan(
         plain: without them.
         min_units: how many units each group keeps at least.
         values: of the gates, in place of their readout.
-        found: what a walk over the plain model found, if it is known.
     """
     args, kwargs = gated.example
-    found = found or walk(trace(plain, args, kwargs), plain)
+    found = gated.look_at(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
     z = masks(gated, plain, gates)
     yard = Graveyard(found, {name: mask.cpu() != 0 for name, mask in z.items()})

@@ -19,8 +19,6 @@ from hardconcrete.compaction.verify import difference
 from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel
-from hardconcrete.structure.trace import trace
-from hardconcrete.structure.walk import walk
 
 MACS = KINDS.index("macs")
 
@@ -275,10 +273,9 @@ def _planned(gated: GatedModel, kept: Tensor) -> Shrunk:
     """
     known, dense = shrunk(gated), expanded(gated)
     plain = ungated(dense)
-    found = walk(trace(plain, *dense.example), plain)
     for _ in range(ROUNDS):
         values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
-        plan = make_plan(dense, plain, values=values, found=found)
+        plan = make_plan(dense, plain, values=values)
         after = Shrunk(known.dense, replace(plan, scales=()))
         left = what_is_left(after)[1]
         if torch.equal(left, kept.cpu()):

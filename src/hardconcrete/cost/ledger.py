@@ -17,7 +17,7 @@ from hardconcrete.cost.strands import NOBODY, Row, Strands
 from hardconcrete.cost.tables import filled, joined, padded
 from hardconcrete.structure.groups import Place
 from hardconcrete.structure.trace import at_least_two
-from hardconcrete.structure.walk import first_names, named_tensors
+from hardconcrete.structure.walk import Walk, first_names, named_tensors
 
 INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
@@ -33,6 +33,7 @@ def write_ledger(
     model: nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
     gates: Mapping[Place, Tensor],
+    found: Walk | None = None,
 ) -> Ledger:
     """All that is needed to know what a model costs when some gates are shut.
 
@@ -41,6 +42,7 @@ def write_ledger(
         example: positional and keyword inputs, which multiply-adds are counted for.
         gates: for the axes that are gated, the number of the gate of every index, or -1; for a
             parameter with gates on single weights, under ``EACH``, that of each.
+        found: what a walk over the model found, if it is known.
 
     Example:
         >>> import torch
@@ -53,14 +55,20 @@ def write_ledger(
         >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # once in eight times one is kept
         [13.375, 19.5, 53.5]
     """
-    return Writer(model, example, gates).ledger()
+    return Writer(model, example, gates, found).ledger()
 
 
 class Writer(Strands):
     """All that is found of a model, and how it is written down."""
 
-    def __init__(self, model: nn.Module, example: Any, gates: Mapping[Place, Tensor]) -> None:
-        super().__init__(model, example, gates)
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        gates: Mapping[Place, Tensor],
+        found: Walk | None = None,
+    ) -> None:
+        super().__init__(model, example, gates, found)
         self.pairs: dict[tuple[int, int], int] = {}
         self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
 

@@ -12,7 +12,7 @@ from hardconcrete.cost.aliveness import EACH, Aliveness, Formula
 from hardconcrete.structure.groups import Place, describe
 from hardconcrete.structure.relations import Relations, selecting_layers
 from hardconcrete.structure.trace import trace
-from hardconcrete.structure.walk import walk
+from hardconcrete.structure.walk import Walk, walk
 
 NOBODY = -1
 """The group of indices that belong to no unit which could be removed."""
@@ -41,11 +41,18 @@ class Strands:
         model: without gates.
         example: positional and keyword inputs.
         gates: as ``write_ledger`` takes them.
+        found: what a walk over the model found, if it is known.
     """
 
-    def __init__(self, model: nn.Module, example: Any, gates: Mapping[Place, Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        gates: Mapping[Place, Tensor],
+        found: Walk | None = None,
+    ) -> None:
         self.model, self.example = model, example
-        self.walk = walk(trace(model, *example), model)
+        self.walk = found or walk(trace(model, *example), model)
         self.relations = Relations(self.walk)
         for place, numbers in gates.items():
             if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units

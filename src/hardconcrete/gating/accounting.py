@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def ledger_of(gated: "GatedModel") -> Ledger:
     """Traced from a copy without gates."""
-    ledger = write_ledger(_plain(gated), gated.example, gate_places(gated))
+    plain = _plain(gated)
+    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
     return ledger.to(gated.gates.log_alpha.device)
 
 

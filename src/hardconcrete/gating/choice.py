@@ -10,7 +10,9 @@ from torch import nn
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.groups import Group, in_bank, site_groups, unit_groups
 from hardconcrete.gating.site import Site, named_sites
-from hardconcrete.structure import Structure, UnitGroup, find_groups
+from hardconcrete.structure import Structure, UnitGroup
+from hardconcrete.structure.groups import batch_of, describe
+from hardconcrete.structure.look import Look
 
 AUTO = "auto"
 
@@ -55,11 +57,13 @@ class Choice:
 
     Args:
         groups: in the order of the bank.
-        structure: what tracing found, where it was asked for.
+        look: what tracing found, where it was asked for.
+        structure: the same, as the user is told.
         overruled: groups that were found and have no gates, with the named site that they overlap.
     """
 
     groups: tuple[Group, ...]
+    look: Look | None = None
     structure: Structure | None = None
     overruled: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,7 +85,8 @@ def choose_groups(
         return Choice(in_bank(site_groups(model, named_sites(model, given))))
     named = [site for site in given if site != AUTO]
     explicit = named_sites(model, named) if named else {}
-    found = find_groups(model, args, kwargs)
+    look = Look.at(model, args, kwargs)
+    found = describe(look.walk, model, batch_of(look.walk))
     overruled = _overruled(model, found, explicit)
     chosen = [group for group in patterns.chosen(found) if group.name not in overruled]
     if not chosen and not named:
@@ -89,7 +94,7 @@ def choose_groups(
     place = list(given).index(AUTO)
     by_site = site_groups(model, explicit)
     groups = in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]])
-    return Choice(groups, found, overruled)
+    return Choice(groups, look, found, overruled)
 
 
 def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site]) -> dict[str, str]:

@@ -16,6 +16,8 @@ from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
 from hardconcrete.gating.groups import Group
+from hardconcrete.structure.look import Look
+from hardconcrete.structure.walk import Walk
 
 LATENCY = "latency_ms"
 """The cost that a clock gives."""
@@ -63,6 +65,7 @@ class GatedModel(nn.Module):
         self.overruled = choice.overruled
         self.sample = sample
         self._example = example
+        self._look = choice.look
         self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
         self.decayed_by_penalty: frozenset[str] = frozenset()
@@ -129,7 +132,7 @@ class GatedModel(nn.Module):
 
         Records of what was found are never changed, so copies share them.
         """
-        for record in (self.groups, self.structure, self._ledger, self._latency):
+        for record in (self.groups, self.structure, self._look, self._ledger, self._latency):
             memo[id(record)] = record
         for value in [value for module in self.modules() for value in vars(module).values()]:
             if isinstance(value, Tensor) and not value.is_leaf:
@@ -138,6 +141,10 @@ class GatedModel(nn.Module):
         memo[id(self)] = copied
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
         return copied  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the last look at the model, whose graph cannot be sent elsewhere."""
+        return {**self.__dict__, "_look": None}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """First remove what the saved model had removed."""
@@ -166,6 +173,12 @@ class GatedModel(nn.Module):
     def units_left(self) -> tuple[int, ...]:
         """How many gates of each group the readout leaves open, as the paper counts them."""
         return tuple(int((values > 0).sum()) for values in self.gate_values().values())
+
+    def look_at(self, plain: nn.Module) -> Walk:
+        """What tracing finds in the model without its gates; as long as that stays, only once."""
+        if self._look is None or not self._look.fits(plain):
+            self._look = Look.at(plain, *self.example)
+        return self._look.walk
 
     @property
     def ledger(self) -> Ledger:

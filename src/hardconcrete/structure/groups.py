@@ -179,14 +179,14 @@ def find_groups(
         >>> [(g.name, g.units) for g in hc.find_groups(LeNet5(), torch.zeros(2, 1, 28, 28))]
         [('conv1', 20), ('conv2', 50), ('fc1', 500)]
     """
-    args = as_args(example_inputs)
-    graph = trace(model, args, kwargs)
-    return describe(walk(graph, model, input_features=input_features), model, _batch(graph))
+    graph = trace(model, as_args(example_inputs), kwargs)
+    found = walk(graph, model, input_features=input_features)
+    return describe(found, model, batch_of(found))
 
 
-def _batch(graph: Any) -> int:
+def batch_of(found: Walk) -> int:
     """Examples in the traced inputs."""
-    for node in graph.graph.nodes:
+    for node in found.values:
         example = node.meta.get("val") if node.op == "placeholder" else None
         if isinstance(example, Tensor) and example.dim():
             return concrete_shape(example)[0]
