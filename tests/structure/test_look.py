@@ -42,6 +42,10 @@ def longer(net: Net) -> None:
     net.dims.append(2)
 
 
+def finer(net: Net) -> None:
+    net.double()
+
+
 def wider(net: Net) -> None:
     net.last = nn.Linear(6, 3)
 
@@ -50,11 +54,11 @@ def of_another_class(net: Net) -> None:
     net.second = nn.Bilinear(6, 6, 6)
 
 
-@pytest.mark.parametrize("change", [tied, summed, longer, wider, of_another_class])
+@pytest.mark.parametrize("change", [tied, summed, longer, finer, wider, of_another_class])
 def test_it_fits_until_the_model_changes(change: Callable[[Net], None]) -> None:
     net = Net()
     look = Look.at(net, (INPUT,))
-    other = copy.deepcopy(net).train().requires_grad_(False).double()
+    other = copy.deepcopy(net).train().requires_grad_(False)
     assert look.fits(net)
     assert look.fits(other)
     change(net)

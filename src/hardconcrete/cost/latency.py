@@ -30,6 +30,7 @@ from hardconcrete.cost.operations import Operation, operations
 from hardconcrete.cost.timing import Call
 from hardconcrete.errors import ArgumentError
 from hardconcrete.structure.groups import Place
+from hardconcrete.structure.walk import Walk
 
 BELIEF = 0.75
 """How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
@@ -152,6 +153,7 @@ def measure_latency(
     example: Inputs,
     gates: Mapping[Place, Tensor],
     *,
+    found: Walk | None = None,
     batch: int | None = None,
     repeats: int | None = None,
     fresh: bool = False,
@@ -162,6 +164,7 @@ def measure_latency(
         model: without gates; it is traced, not changed.
         example: positional and keyword inputs.
         gates: for the axes that are gated, the number of the gate of every index, or -1.
+        found: what a walk over the model found, for this example, if it is known.
         batch: the number of examples, as many as in the example unless given.
         repeats: timed calls of each operator at each point of its grid; without it three passes of
             five calls and three seconds at least, of which the least counts.
@@ -171,14 +174,15 @@ def measure_latency(
     batch = size if batch is None else batch
     if batch < 1 or (repeats is not None and repeats < 2):
         raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
-    writer = Writer(model, resampled(example, size, max(batch, 2)), gates)
-    found = operations(writer, model, example, batch)
+    known = found if batch == size > 1 else None
+    writer = Writer(model, resampled(example, size, max(batch, 2)), gates, known)
+    timed = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device
     forward = _forward(copy.deepcopy(model).eval(), resampled(example, size, batch))
-    grids = _grids(found, forward, device, repeats, fresh)
+    grids = _grids(timed, forward, device, repeats, fresh)
     ledger = writer.ledger()
     calls = {key for node in writer.walk.values for key in node.meta.get("nn_module_stack") or {}}
-    parts = [part for one in found for part in _parted(one, grids[one.name])]
+    parts = [part for one in timed for part in _parted(one, grids[one.name])]
     table = LatencyTable(
         ledger=ledger,
         fine=_surface(parts, smooth=False),
@@ -188,7 +192,7 @@ def measure_latency(
         scale=1.0,
         batch=batch,
         device=machine(device),
-        untimed=tuple(dict.fromkeys(str(one.target) for one in found if not grids[one.name].ms)),
+        untimed=tuple(dict.fromkeys(str(one.target) for one in timed if not grids[one.name].ms)),
     )
     return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** BELIEF)
 

@@ -27,7 +27,9 @@ def ledger_of(gated: "GatedModel") -> Ledger:
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     """Measured on a copy without gates."""
-    table = measure_latency(_plain(gated), gated.example, gate_places(gated), **settings)
+    plain = _plain(gated)
+    found = gated.look_at(plain)
+    table = measure_latency(plain, gated.example, gate_places(gated), found=found, **settings)
     return table.to(gated.gates.log_alpha.device)
 
 

@@ -18,7 +18,7 @@ class Look:
 
     Args:
         walk: what was found.
-        seen: classes, settings and shapes of the model.
+        seen: classes, settings and tensors of the model, but for their numbers.
     """
 
     walk: Walk
@@ -35,7 +35,7 @@ class Look:
         return cls(found, _seen(model))
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether a model still has these classes, settings and shapes, and the same tensors tied.
+        """Whether a model still has these classes and settings, and such tensors, tied alike.
 
         Example:
             >>> import torch
@@ -56,8 +56,8 @@ def _seen(model: nn.Module) -> dict[str, Any]:
         for path, module in model.named_modules(remove_duplicate=False)
     }
     tensors = named_tensors(model)
-    shapes = {name: (tensors[name].shape, first) for name, first in first_names(model).items()}
-    return {"modules": modules, "tensors": shapes}
+    kinds = {name: (t.shape, t.dtype, t.device) for name, t in tensors.items()}
+    return {"modules": modules, "tensors": kinds, "tied": first_names(model)}
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
