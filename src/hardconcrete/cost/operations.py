@@ -82,7 +82,7 @@ class Operation:
         found = [size for spec in specs for size in spec.shape if isinstance(size, Width)]
         return tuple(dict.fromkeys(found))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What runs, with letters for widths: equal names take equal time.
 
