@@ -300,7 +300,7 @@ class Budget:
             own = [limit.expected(self.gated, gates, costs) for limit in self.constraints]
             return torch.stack(own), costs
 
-        slopes, costs = _slopes(means, is_open)
+        slopes, costs = _slopes(means, is_open, len(self.constraints))
         own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
         bands = BAND * self._limits[:, None]
         dtype = self._price.dtype
@@ -317,22 +317,25 @@ def _number(limit: Constraint, warmup: int) -> int:
 
 
 def _slopes(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor
+    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor, many: int
 ) -> tuple[Tensor, Tensor]:
-    """Of each number a gradient; and what comes with them.
+    """The gradients of so many numbers; and what comes with them.
 
     Autograd takes half of the time, and cannot be compiled here.
     """
     if torch.compiler.is_compiling():
-        found: Any = torch.func.vjp(function, at, has_aux=True)
-        numbers, pulled, more = found
-        rows = torch.eye(len(numbers), dtype=numbers.dtype, device=numbers.device)
-        return torch.stack([pulled(row)[0] for row in rows]), more
+
+        def one(at: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            numbers, more = function(at)
+            return numbers[k], more
+
+        found = [torch.func.grad(one, has_aux=True)(at, k) for k in range(many)]
+        return torch.stack([slope for slope, _ in found]), found[0][1]
     with torch.enable_grad():
         at = at.detach().requires_grad_()
         numbers, more = function(at)
-        each = [torch.autograd.grad(one, at, retain_graph=True)[0] for one in numbers]
-    return torch.stack(each), more.detach()
+        slopes = [torch.autograd.grad(own, at, retain_graph=True)[0] for own in numbers]
+    return torch.stack(slopes), more.detach()
 
 
 def _priced(probability: Tensor, price: Tensor) -> Tensor:
