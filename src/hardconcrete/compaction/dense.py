@@ -75,7 +75,10 @@ def among_all(gated: GatedModel, values: Tensor) -> Tensor:
 
 
 def expanded(gated: GatedModel) -> GatedModel:
-    """A dense copy: what was removed is zero, and its gates are shut. Itself if nothing was."""
+    """A dense copy: what was removed is zero, and its gates are shut.
+
+    A model of which nothing was removed is dense itself, and no copy: it must not be changed.
+    """
     known = gated.__dict__.get(KEY)
     if known is None:
         return gated

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.cost.aliveness import EACH
+from hardconcrete.cost.batches import batch_size
 from hardconcrete.cost.expected import Ledger
 from hardconcrete.cost.latency import LatencyTable, measure_latency
 from hardconcrete.cost.ledger import write_ledger
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def ledger_of(gated: "GatedModel") -> Ledger:
-    """Traced from a copy without gates."""
+    """Written for a copy without gates."""
     plain = _plain(gated)
     ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
     return ledger.to(gated.gates.log_alpha.device)
@@ -27,9 +28,10 @@ def ledger_of(gated: "GatedModel") -> Ledger:
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     """Measured on a copy without gates."""
-    plain = _plain(gated)
-    found = gated.look_at(plain)
-    table = measure_latency(plain, gated.example, gate_places(gated), found=found, **settings)
+    plain, example = _plain(gated), gated.example
+    as_attached = settings.get("batch") in (None, batch_size(example))
+    found = gated.look_at(plain) if as_attached else None
+    table = measure_latency(plain, example, gate_places(gated), found=found, **settings)
     return table.to(gated.gates.log_alpha.device)
 
 

@@ -49,6 +49,9 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
+    _look: Look | None = None
+    """What tracing found last; models that were pickled have none."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -117,7 +120,7 @@ class GatedModel(nn.Module):
             yield
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """The example inputs move along: the model is traced with them again."""
+        """The example inputs move along: the model may be traced with them again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
         self._group_sizes = self._group_sizes.to(self.gates.log_alpha.device)
@@ -130,7 +133,7 @@ class GatedModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
         """What a model keeps of its last call is cut from its graph, for graphs have no copies.
 
-        Records of what was found are never changed, so copies share them.
+        Records of what was found always say the same, so copies share them.
         """
         for record in (self.groups, self.structure, self._look, self._ledger, self._latency):
             memo[id(record)] = record

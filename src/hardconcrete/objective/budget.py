@@ -295,10 +295,9 @@ class Budget:
     def _looked_at(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
         """What is delivered; and the cost of each unit, all others as they are, in bands."""
 
-        def means(gates: Tensor) -> tuple[Tensor, Tensor]:
+        def means(gates: Tensor) -> tuple[list[Tensor], Tensor]:
             costs = ledger_costs(self.gated, self.constraints, gates)
-            own = [limit.expected(self.gated, gates, costs) for limit in self.constraints]
-            return torch.stack(own), costs
+            return [limit.expected(self.gated, gates, costs) for limit in self.constraints], costs
 
         slopes, costs = _slopes(means, is_open, len(self.constraints))
         own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
@@ -317,7 +316,7 @@ def _number(limit: Constraint, warmup: int) -> int:
 
 
 def _slopes(
-    function: Callable[[Tensor], tuple[Tensor, Tensor]], at: Tensor, many: int
+    function: Callable[[Tensor], tuple[list[Tensor], Tensor]], at: Tensor, many: int
 ) -> tuple[Tensor, Tensor]:
     """The gradients of so many numbers; and what comes with them.
 
@@ -334,7 +333,8 @@ def _slopes(
     with torch.enable_grad():
         at = at.detach().requires_grad_()
         numbers, more = function(at)
-        slopes = [torch.autograd.grad(own, at, retain_graph=True)[0] for own in numbers]
+        how: Any = {"retain_graph": True, "materialize_grads": True}
+        slopes = [torch.autograd.grad(own, at, **how)[0] for own in numbers]
     return torch.stack(slopes), more.detach()
 
 

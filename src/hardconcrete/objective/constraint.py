@@ -53,7 +53,10 @@ class Constraint:
     def expected(self, gated: GatedModel, probability: Tensor, costs: Tensor) -> Tensor:
         """Its mean as a part of the dense total, for gates open with these probabilities.
 
-        Of which the ledger says that they cost this.
+        Args:
+            gated: the model.
+            probability: of every gate.
+            costs: what the ledger says of them.
         """
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
