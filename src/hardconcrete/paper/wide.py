@@ -194,11 +194,23 @@ class WideExperiment:
         return model
 
 
-def wide_learner(experiment: WideExperiment, examples: int, device: torch.device) -> Learner:
-    """A network with what trains it, before its first step."""
+def wide_network(experiment: WideExperiment, device: torch.device) -> nn.Module:
+    """A network before its first step, with gates if it has any."""
     torch.manual_seed(experiment.seed)
     model = experiment.build()  # on the CPU: a seed gives the same weights on every device
-    model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if experiment.variant in ("dense", "dropout"):
+        return model
+    where: dict[str, Any] = {"include": "*.conv1"}
+    if experiment.faithful:
+        where = {"sites": [f"{name}:out" for name, _ in _first_convolutions(model)]}
+    example = torch.zeros(1, 3, 32, 32, device=device)
+    return hc.attach_gates(model, example, droprate=DROPRATE, keep_mean=True, **where)
+
+
+def wide_learner(experiment: WideExperiment, examples: int, device: torch.device) -> Learner:
+    """A network with what trains it, before its first step."""
+    model = wide_network(experiment, device)
     milestones = tuple(max(1, round(part * experiment.epochs)) for part in SCHEDULE)
     decay = WEIGHT_DECAY[experiment.network.split("-")[0]]
     recipe: dict[str, Any] = {
@@ -213,25 +225,21 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
         "shrink": experiment.shrink,
         "round_to": 16,
     }
-    if experiment.variant in ("dense", "dropout"):
+    if not isinstance(model, hc.GatedModel):
         return Learner(experiment.variant, experiment.seed, model, Recipe(**recipe))
-    example = torch.zeros(1, 3, 32, 32, device=device)
-    where: dict[str, Any] = {"include": "*.conv1"}
     if experiment.faithful:
-        where = {"sites": [f"{name}:out" for name, _ in _first_convolutions(model)]}
         recipe["draws"] = 2
-    gated = hc.attach_gates(model, example, droprate=DROPRATE, keep_mean=True, **where)
     lam = experiment.price / examples if experiment.variant == "l0" else 0.0
-    penalty = hc.L0Penalty(gated, lam, weight_decay=decay / 0.7, decay_moves_gates=False)
+    penalty = hc.L0Penalty(model, lam, weight_decay=decay / 0.7, decay_moves_gates=False)
     penalties: list[Any] = [penalty]
     if experiment.variant == "budget":
         warmup = WARMUP if experiment.warmup is None else experiment.warmup
         steps = round(3 * warmup * experiment.epochs * (examples // recipe["batch_size"]))
-        penalties.append(_budget(gated, experiment.limits, max(3, steps)))
+        penalties.append(_budget(model, experiment.limits, max(3, steps)))
         if experiment.noise:
             recipe["clamp"] = -math.inf, math.log((1 - DROPRATE) / DROPRATE)
     recipe["gate_lr"] = experiment.gate_lr or (GATE_LR if penalties[1:] else None)
-    return Learner(experiment.variant, experiment.seed, gated, Recipe(**recipe), *penalties)
+    return Learner(experiment.variant, experiment.seed, model, Recipe(**recipe), *penalties)
 
 
 def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Budget:

@@ -24,7 +24,7 @@ from hardconcrete.paper.processes import agreed, rank
 from hardconcrete.paper.records import RunFolder, environment
 from hardconcrete.paper.stack import start_compilers
 from hardconcrete.paper.training import fit, forecast, train
-from hardconcrete.paper.wide import ROUND_TO, WideExperiment, wide_learner
+from hardconcrete.paper.wide import ROUND_TO, WideExperiment, wide_learner, wide_network
 
 BATCHES = 100
 """Of training images, on which the batch norms of the averaged network are estimated."""
@@ -242,7 +242,7 @@ def _curves(
     Batch norms are estimated anew on the batches, as for the network at the end.
     """
     place, curves = learner.device, [dict[str, float]() for _ in sets]
-    model = wide_learner(experiment, 1, place).model  # as large as it was at the beginning
+    model = wide_network(experiment, place)  # as large as it was at the beginning
     same = torch.autocast(
         place.type, torch.bfloat16, enabled=learner.recipe.bf16, cache_enabled=False
     )  # a cache would keep the weights of the first
