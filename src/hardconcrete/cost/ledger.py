@@ -61,19 +61,10 @@ def write_ledger(
 class Writer(Strands):
     """All that is found of a model, and how it is written down."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Any,
-        gates: Mapping[Place, Tensor],
-        found: Walk | None = None,
-    ) -> None:
-        super().__init__(model, example, gates, found)
-        self.pairs: dict[tuple[int, int], int] = {}
-        self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
-
     def ledger(self) -> Ledger:
         """Everything, as tensors."""
+        self.pairs: dict[tuple[int, int], int] = {}
+        self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
         dense = count(self.model, *self.example)
         self._note_tensors()
         rest = dense.macs - self._note_contractions(dense.macs)
