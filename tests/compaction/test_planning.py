@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.plan import Cut, Kept
-from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.planning import make_plan
+from hardconcrete.gating import plain_copy
 from hardconcrete.paper.models import MLP
 from tests.compaction.networks import Joined, Maps, TiedWords, at_random, dense, gap, with_shut
 
@@ -22,7 +23,7 @@ def test_every_axis_of_the_units_that_go() -> None:
     gated = with_shut(
         hc.attach_gates(Maps(), Maps.example()), {"conv1": [0, 4], "conv2": [1], "fc1": [2, 6]}
     )
-    plan = make_plan(gated, ungated(gated))
+    plan = make_plan(gated, plain_copy(gated))
     maps, more, units = (1, 2, 3, 5), (0, 2, 3, 4), (0, 1, 3, 4, 5)
     columns = tuple(16 // 4 * k + j for k in more for j in range(4))
     assert plan.groups == {"conv1": Kept(6, maps), "conv2": Kept(5, more), "fc1": Kept(7, units)}
@@ -44,14 +45,14 @@ def test_every_axis_of_the_units_that_go() -> None:
 def test_open_gates_leave_nothing_to_do() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
     nn.init.constant_(gated.gates.log_alpha, 9.0)
-    plan = make_plan(gated, ungated(gated))
+    plan = make_plan(gated, plain_copy(gated))
     assert (plan.cuts, plan.scales, plan.selections) == ((), (), {})
     assert torch.equal(hc.compact(gated)(x := torch.randn(5, 4)), gated.eval()(x))
 
 
 def test_two_groups_on_one_dimension() -> None:
     gated = with_shut(hc.attach_gates(Joined(), torch.randn(3, 4)), {"left": [5], "right": [0, 3]})
-    plan = make_plan(gated, ungated(gated))
+    plan = make_plan(gated, plain_copy(gated))
     assert cuts(plan)["head.weight", 1] == (0, 1, 2, 3, 4, 7, 8, 10)
     scales = {scale.values for scale in plan.scales if scale.parameter == "head.weight"}
     left, right = (tuple(z.tolist()) for z in gated.gate_values().values())
@@ -60,7 +61,7 @@ def test_two_groups_on_one_dimension() -> None:
 
 def test_tied_weights_are_scaled_and_cut_once() -> None:
     gated = with_shut(hc.attach_gates(TiedWords(), torch.randint(9, (3, 4))), {"words": [1, 5]})
-    plan = make_plan(gated, ungated(gated))
+    plan = make_plan(gated, plain_copy(gated))
     assert [scale.parameter for scale in plan.scales] == ["words.weight", "mix.weight"]
     assert Cut("words.weight", 1, 6, (0, 2, 3, 4)) in plan.cuts
     assert not any(cut.tensor.startswith("decoder") for cut in plan.cuts)
@@ -76,7 +77,7 @@ def pixels() -> hc.GatedModel:
 
 
 def test_the_mlp_selects_its_pixels(pixels: hc.GatedModel) -> None:
-    plan = make_plan(pixels, ungated(pixels))
+    plan = make_plan(pixels, plain_copy(pixels))
     assert plan.selections == {"fc1": tuple(range(2, 19))}
     assert cuts(plan)["fc1.weight", 1] == tuple(range(2, 19))
     assert plan.groups == {
@@ -148,7 +149,7 @@ def nested(batch: int) -> tuple[object, ...]:
 
 def test_nested_inputs_are_recorded() -> None:
     gated = hc.attach_gates(Nested(), nested(3), {"twice": True})
-    plan = make_plan(at_random(gated), ungated(gated))
+    plan = make_plan(at_random(gated), plain_copy(gated))
     tensor = {"shape": [3, 4], "dtype": "float32"}
     weight = {"weight": {"shape": [3, 1], "dtype": "float32"}}
     assert plan.inputs == [[{"tuple": [tensor, tensor]}, weight], {"twice": True}]
@@ -157,14 +158,14 @@ def test_nested_inputs_are_recorded() -> None:
 
 def test_the_plan_is_the_same_in_both_modes() -> None:
     gated = at_random(hc.attach_gates(Maps(), Maps.example()))
-    assert make_plan(gated.train(), ungated(gated)) == make_plan(gated.eval(), ungated(gated))
+    assert make_plan(gated.train(), plain_copy(gated)) == make_plan(gated.eval(), plain_copy(gated))
 
 
 def test_a_copy_without_gates() -> None:
     model = nn.Sequential(OrderedDict(a=nn.Linear(4, 6), b=nn.Linear(6, 2)))
     plain = copy.deepcopy(model)
     gated = hc.attach_gates(model, torch.randn(3, 4))
-    found = ungated(gated)
+    found = plain_copy(gated)
     assert found is not model
     assert str(found) == str(plain)
     assert str(gated.model) != str(plain)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
@@ -15,7 +16,7 @@ from hardconcrete.paper.engine import Engine, scaled
 from hardconcrete.paper.experiment import Experiment, learner
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, with_dropout
-from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack
+from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack, start_compilers
 
 CPU = torch.device("cpu")
 
@@ -254,3 +255,13 @@ def test_one_image_without_a_batch_is_convolved() -> None:
     with ConvolutionsAsProducts():
         inside = convolution(x)
     assert torch.equal(inside, convolution(x))
+
+
+def test_compilers_are_started_for_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    for name in ("warm_pool", "wakeup"):
+        monkeypatch.setattr(AsyncCompile, name, partial(called.append, name))
+    start_compilers(CPU)
+    assert not called
+    start_compilers(torch.device("cuda"))
+    assert called == ["warm_pool", "wakeup"]

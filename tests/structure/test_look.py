@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.planning import make_plan
 from hardconcrete.cost import strands
+from hardconcrete.gating import plain_copy
 from hardconcrete.structure import look as module
 from hardconcrete.structure.look import Look
 from tests.zoo import GATED, Entry, gated_network
@@ -180,7 +181,7 @@ def test_what_is_kept_is_what_would_be_found_again(entry: Entry) -> None:
     open_ones = torch.rand(5, len(kept.gates.log_alpha)).round()
     for is_open in open_ones:
         assert torch.equal(kept.ledger.cost(is_open), fresh.ledger.cost(is_open))
-    assert make_plan(kept, ungated(kept)) == make_plan(fresh, ungated(fresh))
+    assert make_plan(kept, plain_copy(kept)) == make_plan(fresh, plain_copy(fresh))
 
 
 @pytest.mark.parametrize("change", [summed_by_name, summed_by_settings, hooked])

@@ -12,12 +12,12 @@ from hardconcrete.compaction.apply import applied
 from hardconcrete.compaction.dense import among_all, expanded
 from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
-from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.planning import make_plan
 from hardconcrete.compaction.projection import kept, projected
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
-from hardconcrete.gating import GatedModel
+from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.objective import Budget
 from hardconcrete.objective.budget import BAND
 from hardconcrete.objective.constraint import Constraint, delivered, expected
@@ -90,7 +90,7 @@ def compact(
     if budget is not None:
         _look_back(gated, budget)
     dense = expanded(gated)
-    plain = ungated(dense)
+    plain = plain_copy(dense)
     least = min_units if as_read else kept(gated, round_to)
     plan = make_plan(dense, plain, min_units=least, values=among_all(gated, values))
     reference = copy.deepcopy(gated)

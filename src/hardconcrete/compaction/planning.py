@@ -1,6 +1,5 @@
 """From gates to a plan: look at a model without its gates, bury the dead, note what stays."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,18 +8,13 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.death import Graveyard, masks
 from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
-from hardconcrete.gating import GatedModel, remove_gates
+from hardconcrete.gating import GatedModel
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.groups import describe
 from hardconcrete.structure.relations import selecting_layers
 from hardconcrete.structure.walk import Walk, first_names, module_path, operator_name
 
 NORMS = ("batch_norm", "instance_norm")
-
-
-def ungated(gated: GatedModel) -> nn.Module:
-    """A copy of the user's model, without gates."""
-    return remove_gates(copy.deepcopy(gated))
 
 
 def make_plan(

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from hardconcrete.compaction.dense import Shrunk, expanded, shrunk
 from hardconcrete.compaction.left import carry_out, gates_of, positions, what_is_left
-from hardconcrete.compaction.planning import make_plan, ungated
+from hardconcrete.compaction.planning import make_plan
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.slicing import refuse_unknown_state
 from hardconcrete.compaction.verify import difference
 from hardconcrete.cost.expected import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.gating import GatedModel
+from hardconcrete.gating import GatedModel, plain_copy
 
 MACS = KINDS.index("macs")
 
@@ -272,7 +272,7 @@ def _planned(gated: GatedModel, kept: Tensor) -> Shrunk:
     have no gates of their own: then what is left says more than what was asked for.
     """
     known, dense = shrunk(gated), expanded(gated)
-    plain = ungated(dense)
+    plain = plain_copy(dense)
     for _ in range(ROUNDS):
         values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
@@ -314,6 +314,6 @@ def _rehearsed(gated: GatedModel, after: Shrunk) -> Shrunk:
 def _variants(after: Shrunk) -> Iterator[Shrunk]:
     """As it is, and with sizes among the attributes of modules replaced."""
     yield after
-    for guess in guesses(after.plan, ungated(after.dense)):
+    for guess in guesses(after.plan, plain_copy(after.dense)):
         attributes = {**after.plan.attributes, **guess}
         yield replace(after, plan=replace(after.plan, attributes=attributes))

@@ -1,9 +1,17 @@
 """Gates on a model: where they sit, what they multiply, and the calls that put them on and off."""
 
-from hardconcrete.gating.attach import attach_gates, remove_gates
+from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group
 from hardconcrete.gating.optimization import parameter_groups
 from hardconcrete.gating.site import Site
 
-__all__ = ["GatedModel", "Group", "Site", "attach_gates", "parameter_groups", "remove_gates"]
+__all__ = [
+    "GatedModel",
+    "Group",
+    "Site",
+    "attach_gates",
+    "parameter_groups",
+    "plain_copy",
+    "remove_gates",
+]

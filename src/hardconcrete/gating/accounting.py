@@ -1,17 +1,16 @@
 """What a gated model costs: which gate every index of every parameter has."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hardconcrete.cost.aliveness import EACH
 from hardconcrete.cost.batches import batch_size
 from hardconcrete.cost.expected import Ledger
 from hardconcrete.cost.latency import LatencyTable, measure_latency
 from hardconcrete.cost.ledger import write_ledger
-from hardconcrete.gating.swap import is_swapped, restore
+from hardconcrete.gating.attach import plain_copy
 from hardconcrete.structure.groups import Place
 from hardconcrete.structure.walk import first_names
 
@@ -21,26 +20,18 @@ if TYPE_CHECKING:
 
 def ledger_of(gated: "GatedModel") -> Ledger:
     """Written for a copy without gates."""
-    plain = _plain(gated)
+    plain = plain_copy(gated)
     ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
     return ledger.to(gated.gates.log_alpha.device)
 
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     """Measured on a copy without gates."""
-    plain, example = _plain(gated), gated.example
+    plain, example = plain_copy(gated), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
     found = gated.look_at(plain) if as_attached else None
     table = measure_latency(plain, example, gate_places(gated), found=found, **settings)
     return table.to(gated.gates.log_alpha.device)
-
-
-def _plain(gated: "GatedModel") -> nn.Module:
-    plain = copy.deepcopy(gated).model
-    for module in plain.modules():
-        if is_swapped(module):
-            restore(module)
-    return plain
 
 
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:

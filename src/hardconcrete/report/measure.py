@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hardconcrete.compaction.dense import expanded
-from hardconcrete.compaction.planning import ungated
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.batches import Inputs, batch_size, resampled
 from hardconcrete.cost.count import readable_bytes, tensors_in
 from hardconcrete.cost.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating import GatedModel
+from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.gating.swap import is_swapped
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -241,7 +240,7 @@ def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]
 
 def _plain(side: str, model: nn.Module) -> nn.Module:
     if isinstance(model, GatedModel):
-        return ungated(expanded(model))
+        return plain_copy(expanded(model))
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{side} is a {type(model).__name__}; measure takes an nn.Module")
     if any(is_swapped(module) for module in model.modules()):
