@@ -56,6 +56,18 @@ def test_the_papers_wide_network_cannot_prune_as_published() -> None:
     assert "78,200 steps of SGD" in words
 
 
+def test_the_norms_of_the_weights_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay as they are, however many trials it takes to find a cure."""
+    penalty, taken = of_the_paper(weight_decay=5e-4), []
+    norms = hc.L0Penalty._squared_norms
+    monkeypatch.setattr(
+        hc.L0Penalty, "_squared_norms", lambda self: taken.append(self) or norms(self)
+    )
+    with pytest.warns(hc.HardConcreteWarning, match="a lambda 210 times as large"):
+        run_of_the_paper(penalty)
+    assert taken == [penalty]
+
+
 def numbers(words: str) -> tuple[float, float]:
     """The factor on lambda and the learning rate of the gates that a warning proposes."""
     lam = words.partition("a lambda ")[2].partition(" times")[0].replace(",", "")

@@ -1,3 +1,4 @@
+import gc
 import math
 from typing import Any
 
@@ -162,6 +163,24 @@ def test_a_budget_removes_what_the_readout_shuts(budgeted: bool) -> None:
     model.gates.log_alpha.data[:9] = -4.0  # shut, and still open one time in twelve
     assert one.shrink() == budgeted
     assert one.gates == (21 if budgeted else 30)
+
+
+def test_no_garbage_is_looked_for_while_it_is_built(
+    digits: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collecting = []
+
+    def broken(_: Stack) -> None:
+        collecting.append(gc.isenabled())
+        raise RuntimeError("no step")
+
+    engine = Engine([learner()], digits)
+    assert gc.isenabled()
+    monkeypatch.setattr(Stack, "step", broken)
+    with pytest.raises(RuntimeError, match="no step"):
+        engine.build()
+    assert gc.isenabled()
+    assert collecting == [False]
 
 
 @pytest.mark.unwatched

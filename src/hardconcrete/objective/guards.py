@@ -16,7 +16,7 @@ from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.penalty import L0Penalty
-from hardconcrete.objective.travel import Motion, Schedule, pushed, travel
+from hardconcrete.objective.travel import Motion, Schedule, Trial, pushed, travel
 
 LITTLE = 0.02
 """A group with no larger part of its units left has nearly collapsed."""
@@ -118,10 +118,11 @@ def check_run(
         )
     if isinstance(penalty, Budget):
         return _check_budget(penalty, motion, steps, factor, edge)
-    reaches = _reaches(penalty.gated, travel(penalty, motion, steps, factor), edge)
+    trial = Trial(penalty)
+    reaches = _reaches(penalty.gated, travel(trial, motion, steps, factor), edge)
     stuck = [reach for reach in reaches if reach.stuck and math.isfinite(reach.shut_below)]
     if stuck:
-        run = _Run(penalty, motion, steps, factor, edge, schedule is None)
+        run = _Run(trial, motion, steps, factor, edge, schedule is None)
         _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
     return reaches
 

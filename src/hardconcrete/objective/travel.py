@@ -162,7 +162,7 @@ def travel(
         >>> (end < gated.gates.log_alpha - 0.3).all()           # 10 * 3 * 0.1, times about 0.14
         tensor(True)
     """
-    trial = _Trial(penalty, times)
+    trial = Trial(penalty, times)
     bank = penalty.gated.gates
     mover = _Mover(motion, bank.log_alpha.detach().clone())
     for start, end in _strides(steps):
@@ -205,10 +205,13 @@ def _strides(steps: int) -> Iterator[tuple[int, int]]:
     return pairwise(map(int, ends))
 
 
-class _Trial(L0Penalty):
-    """A penalty of its own, with another lambda, for weights that stay as they are."""
+class Trial(L0Penalty):
+    """A penalty of its own, with another lambda, for weights that stay as they are.
 
-    def __init__(self, penalty: L0Penalty, times: float) -> None:
+    Their norms are taken once: a trial of a trial has them already.
+    """
+
+    def __init__(self, penalty: L0Penalty, times: float = 1.0) -> None:
         self.__dict__.update(penalty.__dict__)
         self._price = penalty._price.clone()
         self._norms = penalty._squared_norms().detach() if penalty.weight_decay else None
