@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +134,7 @@ def _last_rate(run: Run) -> float | None:
 
 
 def _faster(results: Sequence[WideResult]) -> Iterable[str]:
-    for where in results[0].latency:
+    for where in dict.fromkeys(chain.from_iterable(result.latency for result in results)):
         times = [result.latency[where] for result in results if where in result.latency]
         ratio = statistics.median(dense / small for dense, small in times)
         yield f"{ratio:.2f}x ({where})"
