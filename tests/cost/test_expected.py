@@ -2,14 +2,16 @@
 
 import copy
 import itertools
+import math
 import pickle
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.expected import KINDS
+from hardconcrete.cost.expected import KINDS, _either
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.paper.models import MLP, LeNet5
 from tests.compaction.networks import dense
@@ -551,3 +553,17 @@ def test_gates_that_are_gone_count_as_shut() -> None:
     among = torch.zeros(1370, dtype=torch.float64).index_copy(0, kept, probability[kept])
     assert torch.equal(told.cost(probability[kept]), gated.ledger.cost(among))
     assert told.to(torch.device("cpu")).told is not None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0, 0.3], [1e-18, 1e-18], [0.2, 0.5, 0.9, 1.0], [0.3] * 40],
+)
+def test_either_is_exact_and_has_slopes_at_its_ends(values: list[float]) -> None:
+    lacking = [1 - Fraction(value) for value in values]
+    at = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    found = _either(at)
+    assert found.item() == pytest.approx(float(1 - math.prod(lacking)), rel=1e-14, abs=0)
+    (slopes,) = torch.autograd.grad(found, at)
+    others = [math.prod(lacking[:k] + lacking[k + 1 :]) for k in range(len(values))]
+    assert slopes.tolist() == pytest.approx([float(own) for own in others], rel=1e-12, abs=1e-15)

@@ -135,8 +135,7 @@ class Ledger:
         takes along.
         """
         now = self._settled(gates)
-        sizes, chosen = self._left(now.number, now.some, now.reached)
-        return self._total(sizes, chosen - self._all(now.formulas), now.spread, now.reached)
+        return self._total(*self._left(now.number, now.some, now.reached), now.spread, now)
 
     def mean(self, gates: Tensor) -> Tensor:
         """The mean over draws of independent gates that are open with these probabilities.
@@ -154,9 +153,7 @@ class Ledger:
         spreads = together - _pairs(numbers, self.pairs)
         some = (now.some * given).clamp(max=1)
         idle = self._idle(gates, given, replace(now, some=some)) if len(self.idles) else None
-        sizes, chosen = self._left(numbers, some, now.reached, idle)
-        chosen = chosen - self._all(now.formulas)
-        return weights @ self._total(sizes, chosen, spreads, now.reached)
+        return weights @ self._total(*self._left(numbers, some, now.reached, idle), spreads, now)
 
     def sizes(self, gates: Tensor) -> Tensor:
         """Of every axis, as ``cost``."""
@@ -211,8 +208,6 @@ class Ledger:
 
     def _all(self, formulas: Tensor) -> Tensor:
         """The mean number of indices a layer has where it reads all that arrives, else none."""
-        if not self.selecting:
-            return formulas.new_zeros(())
         needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
         sure = (1 - hosts + needs).clamp(min=TINY)  # that an index does not arrive unread
         every = (sure.log() @ self.members.T) @ self.times.T
@@ -244,20 +239,25 @@ class Ledger:
 
     def _formulas(self, gates: Tensor, live: Tensor) -> Tensor:
         """The probability of each, where what is not live is cut off."""
-        tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
-        values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
-        clauses = _either(_then(values, 0)[..., self.clauses])
-        return _product(_then(torch.cat([clauses, values], -1), 1)[..., self.formulas])
+        values = gates
+        if len(self.tied):
+            tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
+            values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
+        if len(self.clauses):
+            values = torch.cat([_either(_then(values, 0)[..., self.clauses]), values], -1)
+        return _product(_then(values, 1)[..., self.formulas])
 
     def _moments(self, formulas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the strands the mean number of indices and the probability that there is one.
 
         Between them, what the mean of a product of two numbers has more than their means.
         """
-        needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
-        spread = (needs * (1 - hosts)) @ self.members.T
-        some = _either(_then(needs, 0)[..., self.kinds])
-        return needs @ self.members.T, spread[..., self.pairs[:, 1]], some
+        needs = formulas[..., self.needs]
+        spread = needs.new_zeros(*needs.shape[:-1], 0)
+        if len(self.pairs):
+            alone = needs * (1 - formulas[..., self.hosts])
+            spread = (alone @ self.members.T)[..., self.pairs[:, 1]]
+        return needs @ self.members.T, spread, _either(_then(needs, 0)[..., self.kinds])
 
     def _cases(self, gates: Tensor) -> tuple[Tensor, Tensor]:
         """Of the groups in doubt each has an open gate or not: how likely every case is.
@@ -278,11 +278,15 @@ class Ledger:
         given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
         return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
 
-    def _total(self, sizes: Tensor, chosen: Tensor, spread: Tensor, reached: Tensor) -> Tensor:
+    def _total(self, sizes: Tensor, chosen: Tensor, spread: Tensor, now: "Settled") -> Tensor:
         """All terms, from the mean sizes of the axes; there may be several cases."""
-        spread = spread * reached[..., self.pairs[:, 1]]
-        quantities = _then(torch.cat([sizes, spread, chosen.clamp(min=0)], -1), 1)
-        return self.constant + _product(quantities[..., self.factors]) @ self.prices.T
+        quantities = [sizes]
+        if len(self.pairs):
+            quantities.append(spread * now.reached[..., self.pairs[:, 1]])
+        if self.selecting:
+            quantities.append((chosen - self._all(now.formulas)).clamp(min=0))
+        values = _then(torch.cat(quantities, -1), 1)
+        return self.constant + _product(values[..., self.factors]) @ self.prices.T
 
     def _left(
         self,
@@ -299,6 +303,8 @@ class Ledger:
         empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
         own, spare = self._sizes(numbers), empty @ self.spare.T
         sizes = own + spare
+        if not self.selecting:
+            return sizes, sizes.new_zeros(0)
         arriving, has_some = sizes[..., self.arriving], own > NONE
         chosen = torch.where(has_some & (arriving - sizes > NONE), sizes, 0.0)
         sizes = torch.where(has_some, sizes, arriving)
@@ -366,8 +372,10 @@ def _product(values: Tensor) -> Tensor:
 
 
 def _either(values: Tensor) -> Tensor:
-    """The probability of one or more, likewise; exact however small they are."""
-    while values.shape[-1] > 1:
-        first, second = values.chunk(2, -1)
-        values = first + second - first * second
-    return values.squeeze(-1)
+    """The probability of one or more, exact however small they are; with slopes at 0 and 1 too."""
+    sure = values >= 1
+    many = sure.sum(-1)
+    others = torch.log1p(-values.masked_fill(sure, 0.0)).sum(-1)  # that none of them, as a log
+    lacks = torch.where(sure, 1 - values, 0.0).sum(-1)  # 0: for the slope of the one that is sure
+    one = 1 - others.exp() * torch.where(many == 1, lacks, 0.0)
+    return torch.where(many > 0, one, -torch.expm1(others))
