@@ -4,6 +4,7 @@ import functools
 import types
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -43,7 +44,7 @@ class Look:
     ) -> "Look":
         """Trace a model, in evaluation mode, and walk over its graph."""
         graph = trace(model, args, kwargs)
-        with torch.inference_mode(False), torch.device("cpu"):  # it will be used elsewhere
+        with torch.inference_mode(False), _on_the_cpu():  # it will be used elsewhere
             found = walk(graph, model)
         graph.graph.owning_module = None  # which has the model's parameters: they shall not stay
         return cls(found, _seen(model))
@@ -65,6 +66,12 @@ class Look:
             False
         """
         return bool(_seen(model) == self.seen)
+
+
+def _on_the_cpu() -> AbstractContextManager[object]:
+    """Where tensors are made; without a switch, which every operator would pass, if it is so."""
+    device = torch.device("cpu")
+    return nullcontext() if torch.get_default_device() == device else device
 
 
 def _seen(model: nn.Module) -> Any:
