@@ -102,7 +102,9 @@ class Writer(Strands):
     def _note_contractions(self, dense: int) -> float:
         """Terms of all multiply-adds, which are returned; one example was traced as two."""
         contractions = self.walk.scope.contractions
-        share = dense / max(count(self.model, *at_least_two(self.example)).macs, 1)
+        traced = at_least_two(self.example)
+        macs = dense if traced is self.example else count(self.model, *traced).macs
+        share = dense / max(macs, 1)
         for contraction in contractions:
             parts = [self.walk.scope.labels.find(part).flatten() for part in contraction.parts]
             rows = [self._row(part) for part in parts]

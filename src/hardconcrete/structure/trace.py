@@ -103,12 +103,13 @@ def at_least_two(inputs: Any) -> Any:
     """Inputs whose batch is no single example: a traced size of 1 would be taken for a constant."""
     leaves, spec = tree_flatten(inputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if tensors and all(len(tensor) == 1 for tensor in tensors):
-        leaves = [
-            torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
-            for leaf in leaves
-        ]
-    return tree_unflatten(leaves, spec)
+    if not tensors or any(len(tensor) != 1 for tensor in tensors):
+        return inputs
+    twice = [
+        torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+        for leaf in leaves
+    ]
+    return tree_unflatten(twice, spec)
 
 
 def _dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
