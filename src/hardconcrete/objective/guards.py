@@ -166,7 +166,7 @@ def _check_budget(
         rates = [1.5**k * trial.rate for k in range(1, TRIES + 1)]
 
         def suffices(rate: float) -> bool:
-            return meets(pushed(budget, replace(trial, rate=rate), steps, factor))
+            return meets(pushed(budget, replace(trial, rate=rate), steps, factor, until=meets))
 
         cure = f"No learning rate up to {rates[-1]:.2g} would do"
         if suffices(rates[-1]):
@@ -269,10 +269,8 @@ def _shut_below(bank: GateBank) -> Tensor:
     never = is_open(low)
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (
-            torch.where(is_open(middle), low, middle),
-            torch.where(is_open(middle), middle, high),
-        )
+        above = is_open(middle)
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return torch.where(never, -math.inf, low)
 
 

@@ -176,10 +176,17 @@ def travel(
     return mover.location
 
 
-def pushed(budget: Budget, motion: Motion, steps: int, factor: Schedule) -> Tensor:
+def pushed(
+    budget: Budget,
+    motion: Motion,
+    steps: int,
+    factor: Schedule,
+    until: Callable[[Tensor], bool] = lambda _: False,
+) -> Tensor:
     """How far down every gate gets in a number of steps in which nothing but a budget moves it.
 
     The budget's price grows as long as too much is open. Budget and gates are as before afterwards.
+    Nobody goes on where what was reached is enough.
     """
     log_alpha, state = budget.gated.gates.log_alpha, budget.state_dict()
     before = log_alpha.detach().clone()
@@ -190,6 +197,8 @@ def pushed(budget: Budget, motion: Motion, steps: int, factor: Schedule) -> Tens
                 (slope,) = torch.autograd.grad(budget(), log_alpha)
             mover.move(slope, end - start, factor((start + end) // 2))
             lowest = torch.minimum(lowest, mover.location)
+            if until(lowest):
+                break
             with torch.no_grad():
                 log_alpha.copy_(mover.location)
                 budget._advance(end - start)
