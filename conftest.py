@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from _pytest.doctest import DoctestItem
+
+import hardconcrete
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +26,34 @@ def own_cache(
 
 
 @pytest.fixture(autouse=True, scope="session")
-def unwatched_export() -> Iterator[None]:
-    """Coverage does not follow ``torch.export`` inside torch, which would take twice as long."""
+def unwatched_insides() -> Iterator[None]:
+    """Coverage does not follow what takes twice as long then, inside torch and matplotlib."""
+    from matplotlib.figure import Figure
+
+    program = torch.export.ExportedProgram
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.export, "export", _unwatched(torch.export.export))
-        program = torch.export.ExportedProgram
-        patch.setattr(program, "module", _unwatched(program.module))
+        for owner, name in ((torch.export, "export"), (program, "module"), (Figure, "savefig")):
+            patch.setattr(owner, name, _unwatched(getattr(owner, name)))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Any:
+    """Coverage watches how the library is imported, not how tests are found."""
+    _import_library()
+    tracer = sys.gettrace()
+    sys.settrace(_but_coverage(tracer))
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
+
+
+@functools.cache
+def _import_library() -> None:
+    for module in pkgutil.walk_packages(hardconcrete.__path__, "hardconcrete."):
+        if module.name != "hardconcrete.__main__":  # which is a program
+            importlib.import_module(module.name)
 
 
 def pytest_collection_finish() -> None:
