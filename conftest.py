@@ -15,6 +15,8 @@ from _pytest.doctest import DoctestItem
 
 import hardconcrete
 
+gc.disable()  # until all is imported
+
 
 @pytest.fixture(autouse=True)
 def own_cache(
@@ -61,6 +63,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
