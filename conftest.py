@@ -58,6 +58,11 @@ def _import_library() -> None:
             importlib.import_module(module.name)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked so come first: one process readies the C++ compiler, and no long one is last."""
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
 def pytest_collection_finish() -> None:
     """What has been imported is no garbage: not to look through it again saves a twentieth."""
     gc.collect()

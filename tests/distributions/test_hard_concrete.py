@@ -199,6 +199,7 @@ def test_icdf_reaches_the_ends() -> None:
     assert gate(0.0).icdf(torch.tensor([0.0, 1.0]).double()).tolist() == [0, 1]
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 def test_compiles_without_a_break() -> None:
     log_alpha = torch.linspace(-2, 2, 7, requires_grad=True)

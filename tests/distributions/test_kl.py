@@ -168,6 +168,7 @@ def test_batches_broadcast() -> None:
     assert kl_divergence(normal, q).shape == (2, 3)
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 @pytest.mark.parametrize("temperature", [2 / 3, 0.5], ids=["closed form", "quadrature"])
 def test_compiles_without_a_break(temperature: float) -> None:

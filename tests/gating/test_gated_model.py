@@ -462,6 +462,7 @@ def test_averages_include_the_gates() -> None:
 # Compilers and other processes
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 @inductor.patch(fallback_random=True)
 def test_compiled_training() -> None:

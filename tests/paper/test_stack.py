@@ -86,6 +86,7 @@ def test_a_stacked_run_is_resumed_from_the_states_of_its_learners(noise: Images)
         assert torch.equal(one.model.gates.log_alpha, other.model.gates.log_alpha)
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 @pytest.mark.parametrize(("network", "count"), [("mlp", 1), ("mlp", 2), ("lenet5", 2)])
 def test_what_is_compiled_gives_the_same_gradients(

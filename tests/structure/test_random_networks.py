@@ -16,6 +16,7 @@ def without_units(seeds: range) -> int:
     return verdicts.count(NO_UNITS)
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 @pytest.mark.parametrize("start", range(0, 150, CHUNK))
 def test_150_are_exact(start: int) -> None:
