@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,10 @@ gc.disable()  # until all is imported
 
 
 @pytest.fixture(autouse=True)
-def own_cache(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples in docstrings leave nothing in the user's cache."""
     if isinstance(request.node, DoctestItem):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(request.getfixturevalue("tmp_path")))
 
 
 @pytest.fixture(autouse=True, scope="session")
