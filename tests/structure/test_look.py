@@ -195,6 +195,12 @@ def test_a_model_that_was_changed_is_looked_at_again(change: Callable[[Net], Non
     assert gated.delivered("params").item() == hc.count(small, INPUT).params
 
 
+def test_what_loads_a_state_does_not_matter() -> None:
+    """The hook of a weight norm is another one in a copy."""
+    net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.Linear(5, 2))
+    assert Look.at(net, (torch.zeros(2, 6),)).fits(copy.deepcopy(net))
+
+
 def test_a_look_in_inference_mode_serves_outside() -> None:
     gated = hc.attach_gates(Net(), INPUT, sites=["second:in", "last:in"]).eval()
     gated.gates.log_alpha.data[::2] = -20.0

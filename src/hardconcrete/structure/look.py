@@ -22,8 +22,11 @@ Code = type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType
 Told = dict[int, tuple[Any, Any]]
 """By its number a value, which is thereby kept, and what is told of it."""
 
-OWN = ("training", "_parameters", "_buffers", "_modules")
-"""What is told of a module otherwise, or does not matter here."""
+OWN = (
+    "training", "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+"""What is told of a module otherwise, or does not matter here, as what saves and loads it."""
 
 
 @dataclass(frozen=True, eq=False)
