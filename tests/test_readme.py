@@ -16,6 +16,7 @@ GUIDES = [
 ]
 
 
+@pytest.mark.early
 @pytest.mark.unwatched
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_blocks_of_a_guide_run_in_order(
