@@ -84,7 +84,7 @@ class L0Penalty:
         self.examples = examples or 0
         self.decay_moves_gates = decay_moves_gates
         self.steps = 0
-        self._price = torch.empty(0)
+        self._price, self._priced = torch.empty(0), dict[str, float]()
         self._free: dict[str, dict[int, Tensor]] = {}
         self._update()
         if prior is not None:
@@ -149,22 +149,28 @@ class L0Penalty:
 
         |g| is that of the dense model, whatever was removed meanwhile.
         """
-        prices: list[Tensor] = []
-        for group, lam in zip(self.gated.groups, self.lam.values(), strict=True):
+        now = self.lam
+        for name, lam in now.items():
             if not isinstance(lam, Real):
-                raise ArgumentError(f"{group.name}: lam={lam!r} must be a number")
+                raise ArgumentError(f"{name}: lam={lam!r} must be a number")
             if not 0 <= float(lam) < math.inf:
-                raise ArgumentError(f"{group.name}: lam={lam} must not be negative or infinite")
-            prices.append(torch.full((group.units,), float(lam) * group.size))
-        log_alpha = self.gated.gates.log_alpha.detach()
-        if len(self._price) != len(log_alpha):
+                raise ArgumentError(f"{name}: lam={lam} must not be negative or infinite")
+        same_gates = len(self._price) == len(self.gated.gates.log_alpha)
+        if same_gates and now == self._priced:
+            return
+        groups, log_alpha = self.gated.groups, self.gated.gates.log_alpha.detach()
+        if not same_gates:
             self._refuse_long_prior()
             self._price = torch.zeros_like(log_alpha)
             self._free = {
                 name: {dim: index.to(log_alpha.device) for dim, index in found.items()}
-                for name, found in without_gates(self.gated.groups).items()
+                for name, found in without_gates(groups).items()
             }
+        prices = [
+            torch.full((group.units,), float(now[group.name]) * group.size) for group in groups
+        ]
         self._price.copy_(torch.cat(prices))
+        self._priced = now
 
     def _refuse_long_prior(self) -> None:
         entries = 1 if self.prior is None else self.prior.batch_shape.numel()
