@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
-from hardconcrete.paper.experiment import NETWORKS, gated_network
+from hardconcrete.paper.experiment import NETWORKS, lambdas, with_gates
 from hardconcrete.paper.records import environment
 
 Step = Callable[[], None]
@@ -30,7 +30,8 @@ def steps(network: str, batch: int, compiled: bool) -> tuple[Step, Step]:
     """A dense and a gated training step on the same batch."""
     torch.manual_seed(0)
     images, labels = torch.rand(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
-    gated, penalty = gated_network(NETWORKS[network], (0.1,), 60_000, torch.device("cpu"))
+    gated = with_gates(NETWORKS[network], torch.device("cpu"))
+    penalty = hc.L0Penalty(gated, lambdas(gated, (0.1,), 60_000))
     dense = NETWORKS[network].build()
 
     def dense_loss() -> torch.Tensor:

@@ -1,17 +1,25 @@
 """What can be trained on MNIST, and what cannot."""
 
+from typing import Any
+
 import pytest
 import torch
 
+import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, gated_network, learner
+from hardconcrete.paper.experiment import NETWORKS, QUIRKS, Experiment, learner
+
+
+def untrained(network: str, **settings: Any) -> tuple[hc.GatedModel, list[Any]]:
+    one = learner(Experiment(network, **settings), 0, 60_000, torch.device("cpu"))
+    assert isinstance(one.model, hc.GatedModel)
+    return one.model, list(one.objective.penalties)
 
 
 def test_the_authors_bias_is_not_trained_and_lowers_the_price() -> None:
-    network, cpu = NETWORKS["lenet5"], torch.device("cpu")
     lam = (10.0, 0.5, 0.1, 10.0)
-    gated, penalty = gated_network(network, lam, 60_000, cpu)
-    theirs, their_penalty = gated_network(network, lam, 60_000, cpu, without_bias=True)
+    gated, (penalty,) = untrained("lenet5", lam=lam)
+    theirs, (their_penalty,) = untrained("lenet5", lam=lam, quirks=("bias",))
     sizes = {group.name: group.size for group in gated.groups}
     assert (sizes["conv1:out"], sizes["conv2:out"]) == (26, 501)
     ratio = {name: their_penalty.lam[name] / penalty.lam[name] for name in sizes}
@@ -26,6 +34,33 @@ def test_quirks_reach_the_recipe() -> None:
     one = learner(Experiment("mlp", quirks=tuple(QUIRKS)), 0, 100, torch.device("cpu"))
     assert one.recipe.clamp == pytest.approx((-4.60517, 4.60517))
     assert one.recipe.divided_average
+
+
+@pytest.mark.parametrize("method", ["l0", "budget", "dense", "dropout"])
+def test_all_weights_decay_once(method: str) -> None:
+    own: dict[str, Any] = {"lam": (0.1,)} if method == "l0" else {"lam": ()}
+    own |= {"macs": 0.5} if method == "budget" else {}
+    with_decay = Experiment("lenet5", method=method, weight_decay=5e-4, **own)
+    one = learner(with_decay, 0, 60_000, torch.device("cpu"))
+    in_optimizer = {
+        id(parameter)
+        for optimizer in one.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if group["weight_decay"] == 5e-4
+    }
+    in_penalty = set()
+    if isinstance(one.model, hc.GatedModel):
+        assert next(iter(one.objective.penalties)).weight_decay == 5e-4
+        decayed = one.model.decayed_by_penalty
+        in_penalty = {id(p) for name, p in one.model.model.named_parameters() if name in decayed}
+        assert decayed == {
+            *("conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias"),
+            *("fc1.weight", "fc2.weight"),
+        }
+    assert not in_optimizer & in_penalty
+    network = getattr(one.model, "model", one.model)
+    assert in_optimizer | in_penalty == {id(parameter) for parameter in network.parameters()}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +89,8 @@ def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:
         ({"network": "mlp", "lam": (-0.1,)}, "--lam -0.1 must not be negative"),
         ({"network": "mlp", "lam": (float("nan"),)}, "--lam nan"),
         ({"network": "mlp", "seeds": (-1,)}, "--seeds -1"),
+        ({"network": "mlp", "weight_decay": -0.1}, "--weight-decay -0.1 must not be negative"),
+        ({"network": "mlp", "weight_decay": float("inf")}, "--weight-decay inf"),
     ],
 )
 def test_impossible_numbers_are_refused(arguments: dict, words: str) -> None:
@@ -66,7 +103,7 @@ def test_impossible_numbers_are_refused(arguments: dict, words: str) -> None:
 )
 def test_the_gates_of_the_paper(name: str, sizes: tuple[int, ...]) -> None:
     network = NETWORKS[name]
-    gated, penalty = gated_network(network, (0.1,), 60_000, torch.device("cpu"))
+    gated, (penalty,) = untrained(name)
     assert tuple(group.size for group in gated.groups) == sizes
     assert {group.name: group.units for group in gated.groups} == network.sizes
     assert set(penalty.lam.values()) == {0.1 / 60_000}

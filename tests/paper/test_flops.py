@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import hardconcrete as hc
-from hardconcrete.paper.experiment import NETWORKS, gated_network
+from hardconcrete.paper.experiment import NETWORKS, with_gates
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -18,6 +18,6 @@ def test_one_gate_saves_its_own_layer_only() -> None:
     alive = {site: torch.ones(size) for site, size in network.sizes.items()}
     alive["conv1:out"][0] = 0
     assert network.dense_macs - network.uncoupled(alive) == 24 * 24 * 25
-    gated, _ = gated_network(network, (0.1,), 100, torch.device("cpu"))
+    gated = with_gates(network, torch.device("cpu"))
     coupled = gated.ledger.cost(torch.cat([*alive.values()]))[1].item()
     assert network.dense_macs - coupled == 24 * 24 * 25 + 8 * 8 * 25 * 50

@@ -61,7 +61,7 @@ def test_how_to_choose_is_said_before_a_setting_of_ones_own_is_tested(
     advice = [words for words in said if "--validate" in words]
     assert len(advice) == 2  # 0.1 is the paper's
     assert "It has been opened for mlp-0.1, mlp-0.2." in advice[1]
-    for other in ({"epochs": 2}, {"epochs": 1, "shrink": 1}):
+    for other in ({"epochs": 2}, {"epochs": 1, "shrink": 1}, {"epochs": 1, "weight_decay": 1e-4}):
         assert "not the paper's" in mnist._advice(Experiment("mlp", **other), tmp_path)
 
 

@@ -52,6 +52,10 @@ Lam = Annotated[
     typer.Option(help="Lambda times N: one number, 0.1 by default, or one per group."),
 ]
 Seeds = Annotated[list[int], typer.Option(help="Seeds, trained side by side: --seeds 0 1 2.")]
+Decay = Annotated[
+    float,
+    typer.Option(min=0.0, help="Coefficient of the L2 norm, expected under the gates; none at 0."),
+]
 Shrink = Annotated[
     int, typer.Option(min=0, help="Remove units shut for so many epochs while training; 0: never.")
 ]
@@ -129,6 +133,7 @@ def add_row(network: str, help_text: str) -> None:
         params: Params = None,
         seeds: Seeds = [0],  # noqa: B006  (typer copies it)
         epochs: Epochs = 200,
+        weight_decay: Decay = 0.0,
         shrink: Shrink = 0,
         device: Device = "auto",
         out: Runs = Path("runs"),
@@ -137,7 +142,8 @@ def add_row(network: str, help_text: str) -> None:
         resume: Resume = False,
     ) -> None:
         where = {"out": out, "data": data, "device": device, "resume": resume}
-        settings = {"epochs": epochs, "validate": validate, "shrink": shrink}
+        settings: Any = {"epochs": epochs, "validate": validate, "shrink": shrink}
+        settings["weight_decay"] = weight_decay
         reproduce_row(network, lam, {"macs": macs, "params": params}, seeds, settings, **where)
 
 

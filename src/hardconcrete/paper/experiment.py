@@ -87,6 +87,8 @@ class Experiment:
             ``"budget"``.
         quirks: where to do as the authors' public code, which differs from the paper: some or all
             of ``QUIRKS``.
+        weight_decay: coefficient of the L2 norm, expected under the gates (eq. 17); the paper's own
+            rows on MNIST have none.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         macs: multiply-adds that the budget leaves, as a part of the dense ones.
         params: parameters likewise.
@@ -99,6 +101,7 @@ class Experiment:
     validate: bool = False
     method: Method = "l0"
     quirks: tuple[str, ...] = ()
+    weight_decay: float = 0.0
     shrink: int = 0
     macs: float | None = None
     params: float | None = None
@@ -134,6 +137,10 @@ class Experiment:
             raise ArgumentError(
                 f"--shrink {self.shrink}: a number of epochs, for networks with gates"
             )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ArgumentError(
+                f"--weight-decay {self.weight_decay} must not be negative or infinite"
+            )
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
 
@@ -144,10 +151,13 @@ class Experiment:
         Example:
             >>> Experiment("mlp", (0.1, 0.5, 5.0), quirks=("clamp", "bias")).name
             'mlp-0.1-0.5-5-clamp-bias'
+            >>> Experiment("lenet5", weight_decay=5e-4, validate=True).name
+            'lenet5-0.1-decay0.0005-validate'
         """
         method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
         method += [f"{cost}-{limit:g}" for cost, limit in self.limits.items()]
-        marks = [*[f"shrink{self.shrink}"] * bool(self.shrink), *["validate"] * self.validate]
+        marks = [f"decay{self.weight_decay:g}"] * bool(self.weight_decay)
+        marks += [*[f"shrink{self.shrink}"] * bool(self.shrink), *["validate"] * self.validate]
         return "-".join([self.network, *method, *self.quirks, *marks])
 
     @property
@@ -159,14 +169,16 @@ class Experiment:
     @property
     def title(self) -> str:
         """What it is called in a table."""
+        decay = [f"L2 {self.weight_decay:g}"] * bool(self.weight_decay)
         if self.method == "budget":
-            return ", ".join(f"{limit:.0%} of the {cost}" for cost, limit in self.limits.items())
+            limits = [f"{limit:.0%} of the {cost}" for cost, limit in self.limits.items()]
+            return ", ".join([*limits, *decay])
         if self.method != "l0":
-            return self.method
+            return ", ".join([self.method, *decay])
         rows = NETWORKS[self.network].rows
         lams = ", ".join(f"{lam:g}" for lam in self.lam)
         title = rows[self.lam][0] if self.lam in rows else f"lambda = ({lams})/N"
-        return ", ".join(["L0", title, *self.quirks])
+        return ", ".join(["L0", title, *decay, *self.quirks])
 
     def settings(self) -> dict[str, Any]:
         """All of it, as JSON would have it."""
@@ -182,20 +194,25 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         clamp=(-math.log(100), math.log(100)) if "clamp" in quirks else None,
         divided_average="average" in quirks,
         gate_lr=GATE_LR if experiment.method == "budget" else None,
+        weight_decay=experiment.weight_decay,
         shrink=experiment.shrink,
     )
-    if experiment.method == "budget":
-        gated = with_gates(network, device)
-        steps = max(3, experiment.epochs * (examples // recipe.batch_size))
-        budget = hc.Budget(gated, steps=steps, **experiment.limits)
-        recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
-        return Learner(f"seed {seed}", seed, gated, recipe, budget)
-    if experiment.method != "l0":
+    if experiment.method in ("dense", "dropout"):
         rates = network.droprate if experiment.method == "dropout" else {}
         model = with_dropout(network.build(), rates).to(device)
         return Learner(f"seed {seed}", seed, model, recipe)
-    gated, penalty = gated_network(network, experiment.lam, examples, device, "bias" in quirks)
-    return Learner(f"seed {seed}", seed, gated, recipe, penalty)
+    gated = with_gates(network, device)
+    lam = lambdas(gated, experiment.lam or (0.0,), examples)
+    if "bias" in quirks:
+        lam = _without_bias(gated, lam)
+    penalties: list[Any] = []
+    if experiment.method == "l0" or recipe.weight_decay:
+        penalties.append(hc.L0Penalty(gated, lam, weight_decay=recipe.weight_decay))
+    if experiment.method == "budget":
+        steps = max(3, experiment.epochs * (examples // recipe.batch_size))
+        penalties.append(hc.Budget(gated, steps=steps, **experiment.limits))
+        recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
+    return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 
 
 def with_gates(network: Network, device: torch.device) -> hc.GatedModel:
@@ -204,26 +221,19 @@ def with_gates(network: Network, device: torch.device) -> hc.GatedModel:
     return hc.attach_gates(model, image, sites=[*network.sizes], droprate=network.droprate)
 
 
-def gated_network(
-    network: Network,
-    lam: Sequence[float],
-    examples: int,
-    device: torch.device,
-    without_bias: bool = False,
-) -> tuple[hc.GatedModel, hc.L0Penalty]:
-    """A network with the paper's gates, and its penalty; lam is lambda times N.
-
-    ``without_bias`` leaves the biases of convolutions at zero and takes them from |g| instead of
-    adding them: a map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
-    """
-    gated = with_gates(network, device)
+def lambdas(gated: hc.GatedModel, lam: Sequence[float], examples: int) -> dict[str, float]:
+    """Lambda of every group, from one for all or one for each that is times the examples."""
     each = [*lam] * len(gated.groups) if len(lam) == 1 else lam
-    rates = {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
-    if without_bias:
-        for group in gated.groups:
-            if group.name.endswith(":out"):
-                rates[group.name] *= (group.size - 2) / group.size
-        for module in gated.model.modules():
-            if isinstance(module, nn.Conv2d):
-                module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
-    return gated, hc.L0Penalty(gated, rates)
+    return {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
+
+
+def _without_bias(gated: hc.GatedModel, lam: dict[str, float]) -> dict[str, float]:
+    """Keep the biases of convolutions at zero, and take them from |g| instead of adding them.
+
+    A map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
+    """
+    for module in gated.model.modules():
+        if isinstance(module, nn.Conv2d):
+            module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
+    parts = {group.name: (group.size - 2) / group.size for group in gated.groups}
+    return {name: lam[name] * (parts[name] if name.endswith(":out") else 1) for name in lam}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hardconcrete.errors import DataError
-from hardconcrete.paper.experiment import NETWORKS, gated_network
+from hardconcrete.paper.experiment import NETWORKS, with_gates
 from hardconcrete.paper.figures import Drawing
 from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.table1 import TITLES, Row
@@ -51,7 +51,7 @@ def _panel(axes: "Axes", name: str, rows: Sequence[Row], runs: Path) -> dict[str
     }
     facts = {f"{name}, dense": dense / 1e6}
     axes.axhline(dense / 1e6, color="black", label="dense")
-    gated, _ = gated_network(network, (0.0,), 1, torch.device("cpu"))
+    gated = with_gates(network, torch.device("cpu"))
     coupled = gated.ledger.cost(torch.cat([*kept.values()]))[1].item()
     for kind, macs in (("uncoupled", network.uncoupled(kept)), ("expected", coupled)):
         value, (words, style) = 2 * macs / 1e6, KINDS[kind]

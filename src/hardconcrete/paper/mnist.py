@@ -98,7 +98,8 @@ def run(
 def _advice(experiment: Experiment, out: Path) -> str:
     """Where a setting is one's own and would be tried on the test set: how to choose instead."""
     published = {(), *NETWORKS[experiment.network].rows}  # dense networks have no lambdas
-    own = experiment.method == "budget" or experiment.lam not in published
+    own = experiment.method == "budget" or experiment.weight_decay
+    own = own or experiment.lam not in published
     if experiment.validate or not (own or experiment.shrink or experiment.epochs != EPOCHS):
         return ""
     folders = map(RunFolder, sorted(out.glob(f"{experiment.network}-*")))
