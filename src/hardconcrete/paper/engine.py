@@ -149,7 +149,11 @@ class Engine:
         fastest = self.learners[0].recipe.bf16  # or, as far as there are any, kernels that repeat
         with (
             torch.backends.cudnn.flags(
-                enabled=True, benchmark=fastest, deterministic=not fastest, allow_tf32=True
+                enabled=True,
+                benchmark=fastest,
+                benchmark_limit=0,  # of all that cuDNN has, not of its first ten
+                deterministic=not fastest,
+                allow_tf32=True,
             ),
             warnings.catch_warnings(),
         ):

@@ -95,9 +95,7 @@ class RunFolder:
         """Keep a network as it is after an epoch."""
         path = self._snapshot(epoch, seed)
         path.parent.mkdir(exist_ok=True)
-        copies = {name: tensor.contiguous().clone() for name, tensor in state.items()}
-        save_file(copies, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").replace(path)
+        _save(state, path)
 
     def snapshots(self, seed: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The networks that were kept of a seed, with their epochs."""
@@ -178,14 +176,8 @@ class RunFolder:
         return _parsed(self.metrics, lambda text: text.rpartition("\n")[0].splitlines())
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
-        """Replace the checkpoint, all at once: a kill leaves the old one or the new one."""
-        temporary = self.checkpoint.with_suffix(".tmp")
-        copies = {
-            name: tensor.clone(memory_format=torch.contiguous_format)
-            for name, tensor in tensors.items()
-        }
-        save_file(copies, temporary, {"epoch": str(epoch), "seconds": repr(seconds)})
-        temporary.replace(self.checkpoint)
+        """Replace the checkpoint."""
+        _save(tensors, self.checkpoint, {"epoch": str(epoch), "seconds": repr(seconds)})
 
     def load(self) -> tuple[dict[str, Tensor], int, float] | None:
         """Tensors, epoch and seconds of the checkpoint; metrics of later epochs are dropped."""
@@ -202,6 +194,13 @@ class RunFolder:
             return tensors, int(about["epoch"]), float(about["seconds"])
         except KeyError as error:
             raise _damaged(self.checkpoint, error) from error
+
+
+def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """Write tensors that share no memory, all at once: a kill leaves the old file or the new."""
+    temporary = path.with_suffix(".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, about)
+    temporary.replace(path)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import HardConcreteError
+from hardconcrete.paper.beside import Beside
 from hardconcrete.paper.display import Display, Sweep, status
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.learner import Learner
@@ -19,7 +21,7 @@ from hardconcrete.paper.processes import agreed, rank
 from hardconcrete.paper.records import RunFolder
 
 CHECKPOINT_SECONDS = 15.0
-"""Least time between two checkpoints; large ones come more seldom."""
+"""Least time between two checkpoints; those that keep the training waiting come more seldom."""
 
 Facts = Callable[[nn.Module], dict[str, Any]]
 
@@ -52,7 +54,8 @@ def train(
     load(engine, folder)
     patience, writes = CHECKPOINT_SECONDS, rank() == 0
     names = [learner.name for learner in engine.learners]
-    with Display(names, engine.epochs, dense_macs, sweep, silent=not writes) as display:
+    shown = Display(names, engine.epochs, dense_macs, sweep, silent=not writes)
+    with shown as display, Beside() as beside:
         for epoch in engine:
             models = [learner.averaged for learner in engine.learners]
             statuses = [
@@ -67,11 +70,13 @@ def train(
                     line = {"epoch": epoch, "seed": learner.seed, **asdict(now), **facts(model)}
                     folder.log({**line, "seconds": round(engine.seconds, 2)})
                     if is_snapshot(epoch, engine.epochs):
-                        folder.snapshot(epoch, learner.seed, model.state_dict())
+                        keep = partial(folder.snapshot, epoch, learner.seed)
+                        beside.write(model.state_dict(), keep)
                 due = over or epoch in (1, engine.epochs)
                 if due or time.perf_counter() - saved > patience:
                     start = time.perf_counter()
-                    save(engine, folder)
+                    save = partial(folder.save, epoch=engine.done, seconds=engine.seconds)
+                    beside.write(_state(engine), save)
                     saved = time.perf_counter()
                     patience = max(CHECKPOINT_SECONDS, 100 * (saved - start))
             if over and epoch < engine.epochs:
@@ -148,11 +153,10 @@ def _own(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def save(engine: Engine, folder: RunFolder) -> None:
-    """Write a checkpoint."""
-    tensors = {
+def _state(engine: Engine) -> dict[str, Tensor]:
+    """All that a checkpoint holds."""
+    return {
         f"seed{learner.seed}.{name}": tensor
         for learner in engine.learners
         for name, tensor in learner.state().items()
     }
-    folder.save(tensors, engine.done, engine.seconds)

@@ -1,0 +1,50 @@
+"""Writing files while the training goes on."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+Write = Callable[[dict[str, Tensor]], None]
+
+
+class Beside:
+    """A thread that writes tensors as they were when it was told, one file after the other.
+
+    At the end of the block everything is written. An error comes with the next file, or there.
+
+    Example:
+        >>> weight, written = torch.zeros(2), []
+        >>> with Beside() as beside:
+        ...     beside.write({"weight": weight}, written.append)
+        ...     _ = weight.add_(1)
+        >>> written
+        [{'weight': tensor([0., 0.])}]
+    """
+
+    def __enter__(self) -> Self:
+        self._thread, self._last = ThreadPoolExecutor(1), Future[None]()
+        self._last.set_result(None)
+        return self
+
+    def write(self, tensors: dict[str, Tensor], write: Write) -> None:
+        """Copy them now, and have the copies written; no more than one file is waited for."""
+        copies = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+            for name, tensor in tensors.items()
+        }
+        self._last.result()
+        self._last = self._thread.submit(write, copies)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown()
+        if error is None:
+            self._last.result()
