@@ -47,7 +47,7 @@ def stopped_after_three(one: Learner, data: Images) -> dict[str, torch.Tensor]:
     "experiment",
     [
         Experiment("mlp", (0.1, 0.5, 5.0)),
-        Experiment("lenet5", (10.0, 0.5, 0.1, 10.0)),
+        Experiment("lenet5", (10.0, 0.5, 0.1, 10.0), weight_decay=0.01),
         Experiment("lenet5", (), method="dense"),
         Experiment("lenet5", (0.1,), quirks=("clamp", "bias")),
     ],
