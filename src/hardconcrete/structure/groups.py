@@ -261,12 +261,12 @@ class _Builder:
         return made - self.why.keys() <= roots
 
     def _group(self, name: str, order: int, axes: list[Place], roots: list[int]) -> UnitGroup:
-        first, sorted_roots = roots[0], torch.tensor(roots).sort()
+        first, numbers = roots[0], {root: number for number, root in enumerate(roots)}
         found = tuple(
             Axis(
                 tensor,
                 dim,
-                _numbered(self.roots[tensor, dim], *sorted_roots),
+                _numbered(self.roots[tensor, dim], numbers),
                 first in self.read.get((tensor, dim), ()),
             )
             for tensor, dim in axes
@@ -309,10 +309,13 @@ def _counted(roots: Tensor) -> Iterator[tuple[int, int]]:
     return zip(found.tolist(), counts.tolist(), strict=True)
 
 
-def _numbered(roots: Tensor, known: Tensor, numbers: Tensor) -> Tensor:
-    """The unit of each index, -1 where it is none of the known."""
-    place = torch.searchsorted(known, roots).clamp_max(len(known) - 1)
-    return torch.where(known[place] == roots, numbers[place], -1)
+def _numbered(roots: Tensor, numbers: dict[int, int]) -> Tensor:
+    """The unit of each index, -1 where it is none of the known.
+
+    One by one: the threads of a search are slow to wake on a machine that is busy compiling.
+    """
+    units = [numbers.get(root, -1) for root in roots.tolist()]
+    return torch.tensor(units, dtype=torch.int64)
 
 
 def producer(parameter: str) -> str:
