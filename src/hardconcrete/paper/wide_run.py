@@ -211,7 +211,7 @@ def _examined(
             macs=(own.macs, dense.macs),
             params=(own.params, dense.params),
             expected_macs=averaged.expected("macs").item() if gated else dense.macs,
-            seconds=round(engine.seconds, 1),
+            seconds=round(engine.seconds, 2),
             images_per_second=round(seen / engine.seconds, 1),
             latency={},
             curve={},
