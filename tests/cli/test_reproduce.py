@@ -62,6 +62,14 @@ def test_repeated_options_work_as_well(trained: list[tuple[Experiment, dict]]) -
     assert trained[0][0] == Experiment("lenet5", (10.0, 0.5, 0.1, 10.0), (4,))
 
 
+def test_weight_decay_is_told_and_the_papers_row_has_none(
+    trained: list[tuple[Experiment, dict]],
+) -> None:
+    result = run(app, "reproduce lenet5 --weight-decay 1e-4".split(), env={"COLUMNS": "150"})
+    assert trained[0][0] == Experiment("lenet5", (0.1,), weight_decay=1e-4)
+    assert "paper, lambda = 0.1/N, no L2" in result.stdout
+
+
 def test_a_setting_without_a_row_of_the_paper(trained: list[tuple[Experiment, dict]]) -> None:
     result = run(app, "reproduce mlp --lam 0.7".split())
     assert trained[0][0].lam == (0.7,)

@@ -263,6 +263,17 @@ def test_a_schedule_is_written_where_a_captured_graph_reads_it() -> None:
     assert torch.equal(price, torch.full((4,), 0.1 * 3))
 
 
+def test_a_lambda_that_stays_is_not_written_again() -> None:
+    penalty = hc.L0Penalty(dense(), lambda step: 0.1 * (step // 2))
+    written = []
+    for _ in range(4):
+        penalty.step()
+        written.append((penalty._price[0].item(), penalty._price._version))
+    prices, versions = zip(*written, strict=True)
+    assert prices == pytest.approx([0.0, 0.3, 0.3, 0.6])
+    assert versions[0] < versions[1] == versions[2] < versions[3]
+
+
 # Weight decay
 
 

@@ -5,6 +5,7 @@ from threading import Event
 import pytest
 import torch
 
+from hardconcrete.errors import HardConcreteWarning
 from hardconcrete.paper.beside import Beside, Write
 
 Tensors = dict[str, torch.Tensor]
@@ -58,5 +59,15 @@ def test_an_error_comes_with_the_next_file_or_at_the_end() -> None:
 
 
 def test_an_error_of_the_training_stays_the_one_that_is_told() -> None:
-    with pytest.raises(KeyboardInterrupt):
+    told = pytest.warns(HardConcreteWarning, match="the last file was not written: disk full")
+    with told, pytest.raises(KeyboardInterrupt):
         training(fail, interrupted=True)
+
+
+def test_copies_lie_on_the_cpu_whatever_the_default() -> None:
+    written = list[Tensors]()
+    with torch.device("meta"):
+        training_of = {"x": torch.ones(2, device="cpu")}
+        with Beside() as beside:
+            beside.write(training_of, written.append)
+    assert written[0]["x"].tolist() == [1.0, 1.0]

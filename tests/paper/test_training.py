@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hardconcrete.errors import HardConcreteError
+from hardconcrete.paper import records
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine
 from hardconcrete.paper.experiment import Experiment, learner
@@ -51,6 +52,41 @@ def test_a_run_that_lost_its_numbers_stops_in_words(tmp_path: Path) -> None:
     with pytest.raises(HardConcreteError, match=words):
         train(engine, folder, {}, 1)
     assert not folder.checkpoint.exists()
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> tuple[Engine, RunFolder]:
+    """Two epochs of a small network, and where they are written."""
+    data = Images(torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.arange(8), "blank")
+    one = Learner("dense", 0, MLP(16, (8, 8)), Recipe(epochs=2, batch_size=4))
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({}, resume=False)
+    return Engine([one], data), folder
+
+
+def test_a_checkpoint_comes_after_what_was_kept_of_its_epoch(
+    short: tuple[Engine, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, save_file = [], records.save_file
+
+    def noted(tensors: dict[str, torch.Tensor], path: Path, *rest: object) -> None:
+        written.append(path.name)
+        save_file(tensors, path, *rest)
+
+    monkeypatch.setattr(records, "save_file", noted)
+    assert train(*short, {}, 1)
+    assert written == ["0001-0.tmp", "checkpoint.tmp", "0002-0.tmp", "checkpoint.tmp"]
+
+
+def test_a_file_that_cannot_be_written_stops_the_run(
+    short: tuple[Engine, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(records, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train(*short, {}, 1)
 
 
 def test_weights_that_were_lost_in_the_last_step_are_not_saved(

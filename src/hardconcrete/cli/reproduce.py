@@ -114,6 +114,7 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
         table.add_row(f"seed {row.seed}", units, f"{row.error:.2f}%", *counts, f"{row.seconds:.0f}")
     if experiment.lam in network.rows:
         title, units, error = network.rows[experiment.lam]
+        title += ", no L2" if experiment.weight_decay else ""
         table.add_row(f"paper, {title}", units, f"{error:.1f}%", "", "", "", "", style="bold")
     Console().print(table)
 

@@ -1,5 +1,6 @@
 """Writing files while the training goes on."""
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -8,13 +9,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from hardconcrete.errors import HardConcreteWarning
+
 Write = Callable[[dict[str, Tensor]], None]
 
 
 class Beside:
     """A thread that writes tensors as they were when it was told, one file after the other.
 
-    At the end of the block everything is written. An error comes with the next file, or there.
+    At the end of the block everything is written. An error comes with the next file, or there; as a
+    warning, where the block ends by another error.
 
     Example:
         >>> weight, written = torch.zeros(2), []
@@ -31,9 +35,9 @@ class Beside:
         return self
 
     def write(self, tensors: dict[str, Tensor], write: Write) -> None:
-        """Copy them now, and have the copies written; no more than one file is waited for."""
+        """Copy them now, and have the copies written, after the file before."""
         copies = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
             for name, tensor in tensors.items()
         }
         self._last.result()
@@ -48,3 +52,5 @@ class Beside:
         self._thread.shutdown()
         if error is None:
             self._last.result()
+        elif (own := self._last.exception()) is not None and own is not error:
+            warnings.warn(f"the last file was not written: {own}", HardConcreteWarning, 2)

@@ -169,16 +169,14 @@ class Experiment:
     @property
     def title(self) -> str:
         """What it is called in a table."""
-        decay = [f"L2 {self.weight_decay:g}"] * bool(self.weight_decay)
         if self.method == "budget":
-            limits = [f"{limit:.0%} of the {cost}" for cost, limit in self.limits.items()]
-            return ", ".join([*limits, *decay])
+            return ", ".join(f"{limit:.0%} of the {cost}" for cost, limit in self.limits.items())
         if self.method != "l0":
-            return ", ".join([self.method, *decay])
+            return self.method
         rows = NETWORKS[self.network].rows
         lams = ", ".join(f"{lam:g}" for lam in self.lam)
         title = rows[self.lam][0] if self.lam in rows else f"lambda = ({lams})/N"
-        return ", ".join(["L0", title, *decay, *self.quirks])
+        return ", ".join(["L0", title, *self.quirks])
 
     def settings(self) -> dict[str, Any]:
         """All of it, as JSON would have it."""
@@ -204,6 +202,7 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     gated = with_gates(network, device)
     lam = lambdas(gated, experiment.lam or (0.0,), examples)
     if "bias" in quirks:
+        _freeze_biases(gated.model)
         lam = _without_bias(gated, lam)
     penalties: list[Any] = []
     if experiment.method == "l0" or recipe.weight_decay:
@@ -222,18 +221,22 @@ def with_gates(network: Network, device: torch.device) -> hc.GatedModel:
 
 
 def lambdas(gated: hc.GatedModel, lam: Sequence[float], examples: int) -> dict[str, float]:
-    """Lambda of every group, from one for all or one for each that is times the examples."""
+    """Lambda of every group; what is given is lambda times N, one for all or one for each."""
     each = [*lam] * len(gated.groups) if len(lam) == 1 else lam
     return {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
 
 
+def _freeze_biases(model: nn.Module) -> None:
+    """Keep the biases of convolutions at zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
+
+
 def _without_bias(gated: hc.GatedModel, lam: dict[str, float]) -> dict[str, float]:
-    """Keep the biases of convolutions at zero, and take them from |g| instead of adding them.
+    """With the biases of convolutions taken from |g| instead of added to it.
 
     A map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
     """
-    for module in gated.model.modules():
-        if isinstance(module, nn.Conv2d):
-            module._parameters["bias"].requires_grad_(False)  # type: ignore[union-attr]
-    parts = {group.name: (group.size - 2) / group.size for group in gated.groups}
-    return {name: lam[name] * (parts[name] if name.endswith(":out") else 1) for name in lam}
+    own = {g.name: (g.size - 2) / g.size for g in gated.groups if g.name.endswith(":out")}
+    return {name: value * own.get(name, 1.0) for name, value in lam.items()}

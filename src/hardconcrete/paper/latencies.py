@@ -56,7 +56,7 @@ def latencies(
 ) -> dict[str, tuple[float, float]]:
     """Milliseconds of both networks in turn, each in its fastest layout; by device and batch.
 
-    On a GPU cuDNN tries what it has for each convolution, as in training.
+    On a GPU cuDNN tries its convolutions first.
 
     Example:
         >>> import torch

@@ -92,7 +92,7 @@ class RunFolder:
         return self.path / f"small-{seed}.safetensors"
 
     def snapshot(self, epoch: int, seed: int, state: dict[str, Tensor]) -> None:
-        """Keep a network as it is after an epoch."""
+        """Keep a network after an epoch, in tensors of their own that nobody changes meanwhile."""
         path = self._snapshot(epoch, seed)
         path.parent.mkdir(exist_ok=True)
         _save(state, path)
@@ -176,7 +176,7 @@ class RunFolder:
         return _parsed(self.metrics, lambda text: text.rpartition("\n")[0].splitlines())
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
-        """Replace the checkpoint."""
+        """Replace the checkpoint; of tensors as for a snapshot."""
         _save(tensors, self.checkpoint, {"epoch": str(epoch), "seconds": repr(seconds)})
 
     def load(self) -> tuple[dict[str, Tensor], int, float] | None:

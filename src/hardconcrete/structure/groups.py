@@ -310,10 +310,7 @@ def _counted(roots: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _numbered(roots: Tensor, numbers: dict[int, int]) -> Tensor:
-    """The unit of each index, -1 where it is none of the known.
-
-    One by one: the threads of a search are slow to wake on a machine that is busy compiling.
-    """
+    """The unit of each index, -1 where it is none of the known; one by one is no slower."""
     units = [numbers.get(root, -1) for root in roots.tolist()]
     return torch.tensor(units, dtype=torch.int64)
 
