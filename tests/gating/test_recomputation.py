@@ -1,5 +1,6 @@
 import gc
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 import torch
@@ -54,8 +55,9 @@ def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
         two_calls,
         lambda gated, x: gated(x, samples=20),
         lambda gated, x: gated(gated(x).detach()),
+        lambda gated, x: gated(gated(gated(x))),
     ],
-    ids=["once", "two forwards, one backward", "samples", "detached chain"],
+    ids=["once", "two forwards, one backward", "samples", "detached chain", "chain"],
 )
 def test_checkpointing_gives_exact_gradients(plan: str, use: Call) -> None:
     assert_same(results(plan, use), results("---", use))
@@ -93,6 +95,18 @@ def test_checkpointing_with_frozen_gates() -> None:
 
 def test_checkpointing_in_evaluation() -> None:
     assert_same(results("NNN", training=False), results("---", training=False))
+
+
+def test_checkpointing_in_evaluation_and_backward_in_training_is_refused() -> None:
+    """The recomputation would see a draw where the forward saw the readout."""
+
+    def evaluated_between(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        first = gated(x)
+        second = gated.eval()(first)
+        return gated.train()(second)
+
+    with pytest.raises(GateError, match="mode"):
+        results("NNN", evaluated_between)
 
 
 def test_checkpointing_the_whole_gated_model() -> None:
@@ -148,18 +162,6 @@ def test_reentrant_checkpointing_in_evaluation() -> None:
     assert_same(results("RRR", training=False), results("---", training=False))
 
 
-def test_chained_forwards_are_right_or_refused() -> None:
-    def chained(gated: hc.GatedModel, x: Tensor) -> Tensor:
-        return gated(gated(x))
-
-    expected = results("---", chained)
-    try:
-        found = results("NNN", chained)
-    except GateError:
-        return
-    assert_same(found, expected)
-
-
 def test_a_draw_is_gone_with_its_graph() -> None:
     gated = hc.attach_gates(nn.Linear(97, 5), torch.zeros(2, 97), sites=[":in"])
 
@@ -181,13 +183,13 @@ def test_a_draw_is_gone_with_its_graph() -> None:
 class Branches(nn.Module):
     """A segment whose last operation does not depend on a gate."""
 
-    def __init__(self, checkpointed: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.gated, self.free = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.checkpointed = checkpointed
+        self.checkpointed = False
 
     def segment(self, x: Tensor) -> Tensor:
-        return self.gated(x) + torch.tanh(self.free(x))
+        return torch.tanh(self.gated(x)) + torch.sigmoid(self.free(x))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.checkpointed:
@@ -195,18 +197,79 @@ class Branches(nn.Module):
         return self.segment(x)
 
 
-def test_a_segment_with_branches_is_right_or_refused() -> None:
-    def branches(checkpointed: bool) -> list[Tensor]:
-        torch.manual_seed(1)
-        model = Branches(checkpointed)
-        gated = hc.attach_gates(model, torch.zeros(2, 6), sites=["gated:in"])
-        return gradients(gated(torch.randn(4, 6)).square().sum(), gated)
+def under_one_draw(gated: hc.GatedModel, x: Tensor) -> Tensor:
+    """The call in the middle draws for itself; before and after it the outer draw is in force."""
+    with gated.draw():
+        return gated.model(gated(gated.model(x)))
 
-    try:
-        found = branches(True)
-    except GateError:
-        return
-    torch.testing.assert_close(found, branches(False), rtol=0, atol=0)
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        call,
+        two_calls,
+        lambda gated, x: gated(gated(x)),
+        lambda gated, x: gated(gated(gated(x))),
+        lambda gated, x: gated(x, samples=3),
+        under_one_draw,
+    ],
+    ids=["once", "two forwards", "its own output", "twice its own output", "samples", "nested"],
+)
+def test_a_segment_with_branches_gives_exact_gradients(use: Call) -> None:
+    torch.manual_seed(1)
+    model, x = Branches(), torch.randn(4, 6)
+    gated = hc.attach_gates(model, x, sites=["gated:in"])
+    found = []
+    for model.checkpointed in (True, False):
+        torch.manual_seed(2)
+        found.append(gradients(use(gated, x).square().sum(), gated))
+    assert found[1][-1].any()
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_checkpointing_of_more_than_the_gated_model() -> None:
+    """What is recomputed first was made when the call was over."""
+
+    def longer(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        return torch.tanh(gated(x))
+
+    def twice(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        return sum(checkpoint(longer, gated, k * x, use_reentrant=False) for k in (1.0, 0.5))
+
+    def plainly(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        return sum(longer(gated, k * x) for k in (1.0, 0.5))
+
+    assert_same(results("---", twice), results("---", plainly))
+
+
+def test_many_draws_at_once() -> None:
+    """More of them than are kept without a look at which are gone."""
+
+    def often(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        for _ in range(70):
+            gated(x)
+        return sum(gated(x) for _ in range(70))
+
+    assert_same(results("NNN", often), results("---", often))
+
+
+def test_forwards_in_two_threads_are_refused() -> None:
+    """Each thread numbers its nodes for itself, so that another's may have the same numbers."""
+
+    def threads(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        def add() -> None:
+            outputs.append(gated(x))
+
+        outputs: list[Tensor] = []
+        for _ in range(2):
+            thread = Thread(target=add)
+            thread.start()
+            thread.join()
+        return sum(outputs)
+
+    results("---", threads)
+    with pytest.raises(GateError, match="threads"):
+        results("NNN", threads)
 
 
 def test_a_draw_belongs_to_its_call_without_checkpointing_too() -> None:

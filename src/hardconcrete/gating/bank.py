@@ -1,7 +1,7 @@
 """The bank: one flat ``log_alpha`` for all gates of a model, and the values they have right now."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,12 +90,17 @@ class GateBank(nn.Module):
         before = self._drawn, self._read
         self._drawn = None if drawn is None else self._by_group(drawn)
         self._read = None if read is None else self._by_group(read)
-        if drawn is not None and not torch.compiler.is_compiling():
-            (self._draws.refuse_another if in_backward() else self._draws.remember)(drawn)
         try:
-            yield
+            with self._noted(drawn):
+                yield
         finally:
             self._drawn, self._read = before
+
+    def _noted(self, drawn: Tensor | None) -> AbstractContextManager[None]:
+        """Whatever is recomputed of the call later shall see its draw."""
+        if drawn is None or torch.compiler.is_compiling():
+            return nullcontext()
+        return (self._draws.again if in_backward() else self._draws.during)(drawn)
 
     def _by_group(self, z: Tensor) -> Values:
         """Taken apart in one operation: slices would each be differentiated on their own."""

@@ -1,17 +1,23 @@
 """Which draw a recomputation in backward belongs to.
 
 Activation checkpointing runs parts of a forward again while its gradients are computed, when the
-call that drew the gates is over and perhaps others have drawn since. The node being differentiated
-lies in the graph of its own forward: from there only the draw of that forward can be reached.
+call that drew the gates is over and perhaps others have drawn since. Torch numbers the nodes of its
+graph as they are made: the draw that was in force when the node being differentiated was made is
+the one that its recomputation has to see.
 """
 
 import sys
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from operator import itemgetter
+from threading import Thread, current_thread
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from hardconcrete.errors import GateError
@@ -41,57 +47,114 @@ def refuse_reentrant(drawn: Tensor) -> None:
         frame = frame.f_back
 
 
+Kept = weakref.ref[Tensor] | None
+"""A draw as long as its graph is there; none outside of calls, and of gates without gradients."""
+
+Timeline = list[tuple[int, Kept]]
+"""From which node on which draw was in force, in order."""
+
+MANY = 64
+"""Beyond so many entries those whose graphs are gone are dropped; double what is left is next."""
+
+
 class Draws:
-    """Draws, each kept by the node of the graph that made it, and gone with that graph."""
+    """Which draw was in force when; each is gone with the graph that it is part of.
+
+    Threads number their nodes for themselves, so each has a timeline. A node does not tell its
+    thread: where two threads could be meant, none is taken.
+    """
 
     def __init__(self) -> None:
-        self._owners: dict[Node, Tensor] = {}
+        self._timelines: dict[Thread, Timeline] = {}
+        self._many = MANY
+        self._again: list[Tensor] = []
 
-    def remember(self, drawn: Tensor) -> None:
-        """Keep a draw; under torch.func nothing is recomputed, and no leaf can be made."""
-        self._owners.clear()
-        if drawn.grad_fn is not None and torch._C._functorch.maybe_current_level() is None:
-            leaf = drawn.detach().requires_grad_()
-            leaf.register_hook(_refuse_lost_gradient)
-            _notes(drawn.grad_fn)[self] = leaf
+    @contextmanager
+    def during(self, drawn: Tensor) -> Iterator[None]:
+        """While this lasts the draw is in force, and afterwards that of before."""
+        timeline = self._timelines.setdefault(current_thread(), [])
+        before = timeline[-1][1] if timeline else None
+        _note(timeline, self._kept(drawn))
+        try:
+            yield
+        finally:
+            _note(timeline, before)
+            self._forget()
+
+    def _kept(self, drawn: Tensor) -> Kept:
+        """By its node; under torch.func nothing is recomputed, and no leaf can be made."""
+        if drawn.grad_fn is None or torch._C._functorch.maybe_current_level() is not None:
+            return None
+        leaf = drawn.detach().requires_grad_()
+        leaf.register_hook(_refuse_lost_gradient)
+        drawn.grad_fn.metadata[self] = leaf  # type: ignore[index]  # declared as a method
+        return weakref.ref(leaf)
+
+    def _forget(self) -> None:
+        """Of draws that are gone one in a row is enough, of threads that have only such none."""
+        if sum(map(len, self._timelines.values())) <= self._many:
+            return
+        for thread, timeline in list(self._timelines.items()):
+            told = pairwise([(0, None), *timeline])
+            timeline[:] = [new for old, new in told if _there(old[1]) or _there(new[1])]
+            if not timeline:
+                del self._timelines[thread]
+        self._many = max(MANY, 2 * sum(map(len, self._timelines.values())))
 
     def recomputed(self) -> Tensor:
         """The draw of the forward that is being recomputed."""
-        node = torch._C._current_autograd_node()
-        if node not in self._owners:
-            visited = _reachable(node)
-            draws = [_notes(source)[self] for source in visited if self in _notes(source)]
-            if len(draws) != 1:
-                raise GateError(
-                    f"a recomputation in backward finds {len(draws)} draws of the gates that could "
-                    "be its own: use checkpoint(..., use_reentrant=False), and let no forward feed "
-                    "another one before backward"
-                )
-            self._owners.update(dict.fromkeys(visited, draws[0]))
-        return self._owners[node]
+        return self._again[-1] if self._again else self._own(ended=False)
 
-    def refuse_another(self, drawn: Tensor) -> None:
-        """Refuse a recomputation that drew for itself, unless it drew the same."""
-        if drawn.requires_grad and not torch.equal(self.recomputed(), drawn):
+    @contextmanager
+    def again(self, drawn: Tensor) -> Iterator[None]:
+        """While a recomputation lasts that drew for itself, which has to be the same."""
+        if not drawn.requires_grad:
+            yield
+            return
+        own = self._own(ended=True)
+        if not torch.equal(own, drawn):
             raise GateError(
                 "a recomputation in backward drew other gates than its forward: checkpoint with "
                 "preserve_rng_state=True and without a generator, or checkpoint inside the model"
             )
+        self._again.append(own)
+        try:
+            yield
+        finally:
+            self._again.pop()
+
+    def _own(self, ended: bool) -> Tensor:
+        """What was in force for the node being differentiated, or ``ended`` before it was made."""
+        number = torch._C._current_autograd_node()._sequence_nr()
+        found = [_at(number, timeline, ended) for timeline in list(self._timelines.values())]
+        draws = [drawn for drawn in found if drawn is not None]
+        if len(draws) != 1:
+            raise GateError(
+                f"a recomputation in backward finds {len(draws)} draws of the gates that could be "
+                "its own: use checkpoint(..., use_reentrant=False), inside of a call of the "
+                "GatedModel, in one mode for forward and backward, and not in several threads"
+            )
+        return draws[0]
 
 
-def _notes(node: Node) -> dict[Any, Tensor]:
-    notes: Any = node.metadata  # a dictionary, declared as a method
-    return notes  # type: ignore[no-any-return]
+def _note(timeline: Timeline, draw: Kept) -> None:
+    """From the next node on it is this one."""
+    following = torch._C._autograd._get_sequence_nr()
+    if timeline and timeline[-1][0] == following:
+        timeline.pop()
+    timeline.append((following, draw))
 
 
-def _reachable(node: Node) -> set[Node]:
-    visited, waiting = {node}, [node]
-    while waiting:
-        for successor, _ in waiting.pop().next_functions:
-            if successor is not None and successor not in visited:
-                visited.add(successor)
-                waiting.append(successor)
-    return visited
+def _at(number: int, timeline: Timeline, ended: bool) -> Tensor | None:
+    """What was in force when the node of this number was made, or else had ``ended`` just then."""
+    until = bisect_right(timeline, number, key=itemgetter(0))
+    earliest = 0 if ended else until - 1
+    draws = (kept() for _, kept in reversed(timeline[max(earliest, 0) : until]) if kept is not None)
+    return next((drawn for drawn in draws if drawn is not None), None)
+
+
+def _there(draw: Kept) -> bool:
+    return draw is not None and draw() is not None
 
 
 def _refuse_lost_gradient(_: Tensor) -> None:
