@@ -8,7 +8,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.paper.convolutions import tried
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.learner import Learner
 from hardconcrete.paper.processes import agreed
@@ -140,6 +141,15 @@ class Engine:
         for stack in self.stacks:
             stack.step()
 
+    def _tried(self) -> AbstractContextManager[None]:
+        """While steps are compiled, cuDNN chooses convolutions for their gradients."""
+
+        def forward() -> None:
+            for stack in self.stacks:
+                stack.evaluate()
+
+        return tried(forward, self.learners[0].device)
+
     def _captured(self) -> Callable[[], None]:
         """A step of all stacks as one graph."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -158,7 +168,7 @@ class Engine:
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", "TensorFloat32")  # float32 is meant
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), self._tried() if fastest else nullcontext():
                 for _ in range(WARM_UP):
                     self._in_turn()
                     for stack in self.stacks:

@@ -105,6 +105,15 @@ class Stack:
         self._random = torch.get_rng_state()
         torch.set_rng_state(outside)
 
+    def evaluate(self) -> None:
+        """What the first network makes of the part of a batch that one draw of gates is for."""
+        learner = self.learners[0]
+        examples = learner.recipe.batch_size // world() // learner.recipe.draws
+        images = self.prepare(self.images[:examples])
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
+            learner.model.eval()(images)
+        learner.model.train()
+
     def _step(self) -> None:
         batch = self.order.index_select(0, self.done)[0]
         images = self.prepare(self.images.index_select(0, batch.flatten()))
