@@ -70,6 +70,7 @@ def tried(forward: Callable[[], Any], device: torch.device) -> Iterator[None]:
     def work() -> None:
         start = torch.zeros((), device=device, requires_grad=True)
         _Backward.apply(start, seen.differentiate).backward()  # type: ignore[no-untyped-call]
+        seen.kinds.clear()  # a step needs the memory
 
     thread = Thread(target=work)
     thread.start()
