@@ -69,10 +69,11 @@ def anatomy(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside leaves the model as it was."""
-    before = anatomy(model)
+    """Whatever happens inside leaves the model, and the state of random numbers, as it was."""
+    before, state = anatomy(model), torch.get_rng_state()
     yield
     assert anatomy(model) == before
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Products(TorchDispatchMode):

@@ -99,6 +99,18 @@ def test_gates_come_off_without_a_trace(training: bool) -> None:
     assert again.gates.log_alpha.shape == (96,)
 
 
+def test_gates_that_came_later_stay() -> None:
+    model = Net()
+    first = hc.attach_gates(model, torch.zeros(2, 1, 4, 4), sites=["fc1:in"])
+    hc.remove_gates(first)
+    second = hc.attach_gates(model, torch.zeros(2, 1, 4, 4), sites=["fc1:each"])
+    before = anatomy(model)
+    with pytest.raises(ArgumentError, match="other gates since"):
+        hc.remove_gates(first)
+    assert anatomy(model) == before
+    assert hc.remove_gates(second) is model
+
+
 def test_gates_come_off_after_a_step() -> None:
     gated = attach_net()
     parameters = list(gated.model.parameters())
@@ -207,6 +219,7 @@ def test_a_gate_can_learn() -> None:
         ),
         ({"sample": "weight"}, "sample='weight' is not known; use 'batch' or 'example'"),
         ({"readout": "mode"}, "readout 'mode' is not known to HardConcrete"),
+        ({"gate": lambda: hc.HardConcrete(0.0)}, "gate must be callable on log_alpha alone: too"),
         ({"gate": torch.sigmoid}, "gate must turn log_alpha into a Rectified, and gave Tensor"),
         ({"gate": lambda a: hc.HardConcrete(a[1:])}, r"shape of log_alpha, \[23\], and gave \[22"),
         ({"gate": lambda a: hc.Rectified(Normal(a, 1.0))}, "'paper' is not known to Rectified"),

@@ -97,6 +97,7 @@ def test_inputs_and_outputs_of_a_layer_do_not_overlap() -> None:
         ([hc.Site("fc1.wieght", 1)], "no parameter 'fc1.wieght'; did you mean 'fc1.weight'"),
         ([hc.Site("qqq", 1)], "the model has no parameter 'qqq'; did you mean"),
         ([hc.Site("bn.running_mean", 0)], "the model has no parameter 'bn.running_mean'"),
+        ([hc.Site("fc1.weight", True)], "with names and the number of a dimension, or None"),
         ([hc.Site("fc1.weight", 2)], r"dim=2 is out of range for fc1.weight \[4, 6\]"),
         ([hc.Site("fc1.weight", -3)], r"dim=-3 is out of range for fc1.weight \[4, 6\]"),
         ([hc.Site("table.scalar", 0)], r"dim=0 is out of range for table.scalar \[\]"),

@@ -95,8 +95,9 @@ def attach_gates(
             swap(module, ModuleGates(bank, tuple(multipliers)))
         _probe(gated, args, kwargs or {})
     except BaseException:
-        remove_gates(gated)
+        _take_off(gated)
         raise
+    _spread(bank)
     if keep_mean:
         _divide_by_mean(gated)
     return gated
@@ -116,10 +117,19 @@ def remove_gates(gated: GatedModel) -> nn.Module:
         raise ArgumentError(
             f"remove_gates takes what attach_gates returned, not a {type(gated).__name__}"
         )
-    for module in gated.model.modules():
-        if is_swapped(module):
-            restore(module)
+    _take_off(gated)
+    if any(is_swapped(module) for module in gated.model.modules()):
+        raise ArgumentError(
+            "this model has got other gates since; remove_gates takes what the last call of "
+            "attach_gates returned"
+        )
     return gated.model
+
+
+def _take_off(gated: GatedModel) -> None:
+    for module in gated.model.modules():
+        if is_swapped(module) and module.__dict__[KEY].bank is gated.gates:
+            restore(module)
 
 
 def plain_copy(gated: GatedModel) -> nn.Module:
@@ -130,7 +140,7 @@ def plain_copy(gated: GatedModel) -> nn.Module:
 def _initial_locations(
     model: nn.Module, groups: tuple[Group, ...], droprate: float | Mapping[str, float]
 ) -> Tensor:
-    """Normal around log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
+    """log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
     device = model.get_parameter(groups[0].parameters[0]).device
     parts = []
     for group, p in zip(groups, per_group(groups, droprate, "droprate"), strict=True):
@@ -139,10 +149,15 @@ def _initial_locations(
         if not 0 < float(p) < 1:
             raise ArgumentError(f"{group.name}: droprate={p} must lie between 0 and 1, exclusive")
         location = math.log1p(-float(p)) - math.log(p)
-        parts.append(
-            location + SPREAD * torch.randn(group.units, device=device, dtype=torch.float32)
-        )
+        parts.append(torch.full((group.units,), location, device=device, dtype=torch.float32))
     return torch.cat(parts)
+
+
+def _spread(bank: GateBank) -> None:
+    """Normal around the locations; last of all, for what is refused shall draw nothing."""
+    with torch.no_grad():
+        for part in torch.split(bank.log_alpha, bank.sizes):
+            part.add_(SPREAD * torch.randn_like(part))
 
 
 def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:

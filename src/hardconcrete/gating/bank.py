@@ -1,5 +1,6 @@
 """The bank: one flat ``log_alpha`` for all gates of a model, and the values they have right now."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -58,6 +59,7 @@ class GateBank(nn.Module):
         self.__dict__.update(_nothing_held())
         if not callable(gate):
             raise ArgumentError(f"gate must be callable on log_alpha, not a {type(gate).__name__}")
+        _refuse_signature(gate)
         gates = gate(self.log_alpha.detach())
         _refuse_unusable(gates, self.log_alpha, rule)
         kind = type(gates)
@@ -165,6 +167,16 @@ def _nothing_held() -> dict[str, Any]:
         "_draws": Draws(),
         "generator": None,
     }
+
+
+def _refuse_signature(gate: Gate) -> None:
+    """Refuse what takes nothing, or more than log_alpha."""
+    try:
+        inspect.signature(gate).bind(None)
+    except TypeError as error:
+        raise ArgumentError(f"gate must be callable on log_alpha alone: {error}") from error
+    except ValueError:  # some builtins do not tell
+        return
 
 
 def _refuse_unusable(gates: Rectified, log_alpha: Tensor, rule: str) -> None:

@@ -68,7 +68,7 @@ def _is_site(site: object) -> bool:
     if not isinstance(site, Site) or not isinstance(site.parameters, str | tuple | list):
         return False
     named = bool(site.names) and all(isinstance(name, str) for name in site.names)
-    return named and isinstance(site.dim, int | None)
+    return named and isinstance(site.dim, int | None) and not isinstance(site.dim, bool)
 
 
 def _resolve(model: nn.Module, text: str) -> Site:

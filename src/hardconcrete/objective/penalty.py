@@ -4,7 +4,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -70,10 +70,11 @@ class L0Penalty:
             )
         if cost != "group_size":
             raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
-        _refuse_no_number(weight_decay=weight_decay, examples=examples or 0)
+        _refuse_no_number(weight_decay=weight_decay)
+        _refuse_no_count(examples)
         if not 0 <= weight_decay < math.inf:
             raise ArgumentError(f"weight_decay={weight_decay} must not be negative or infinite")
-        if prior is not None and (examples is None or examples < 1):
+        if prior is not None and examples is None:
             raise ArgumentError(
                 "a prior needs examples=N: its divergence counts 1/N in a mean loss"
             )
@@ -151,7 +152,7 @@ class L0Penalty:
         """
         now = self.lam
         for name, lam in now.items():
-            if not isinstance(lam, Real):
+            if not isinstance(lam, Real) or isinstance(lam, bool):
                 raise ArgumentError(f"{name}: lam={lam!r} must be a number")
             if not 0 <= float(lam) < math.inf:
                 raise ArgumentError(f"{name}: lam={lam} must not be negative or infinite")
@@ -206,8 +207,15 @@ def _lay_down(gated: "weakref.ref[GatedModel]", carrier: int) -> None:
 
 def _refuse_no_number(**values: object) -> None:
     for name, value in values.items():
-        if not isinstance(value, Real):
+        if not isinstance(value, Real) or isinstance(value, bool):
             raise ArgumentError(f"{name}={value!r} must be a number")
+
+
+def _refuse_no_count(examples: object) -> None:
+    if examples is None:
+        return
+    if not isinstance(examples, Integral) or isinstance(examples, bool) or examples < 1:
+        raise ArgumentError(f"examples={examples!r} must be a whole number, 1 or more")
 
 
 def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:
@@ -217,7 +225,7 @@ def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:
             raise ArgumentError(
                 f"lam={lam!r} is not known; use a number, a mapping, 'aic' or 'bic'"
             )
-        if examples is None or examples < 1:
+        if examples is None:
             raise ArgumentError(f"lam={lam!r} needs examples=N, the number of training examples")
         value = 1 / examples if lam == "aic" else math.log(examples) / (2 * examples)
         return lambda _: value
