@@ -76,6 +76,14 @@ def test_what_cannot_be_traced_is_said_in_words(arguments: str, words: str) -> N
     assert words in " ".join(result.output.split())
 
 
+def test_a_demo_without_its_data_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    result = CliRunner().invoke(app, ["demo", "--out", str(out), "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "train-images-idx3-ubyte" in result.output
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("command", ["demo", "reproduce mlp", "reproduce wrn"])
 def test_a_budget_is_a_part_of_the_dense_network(command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), "--macs", "1.5"])

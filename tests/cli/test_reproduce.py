@@ -70,6 +70,15 @@ def test_weight_decay_is_told_and_the_papers_row_has_none(
     assert "paper, lambda = 0.1/N, no L2" in result.stdout
 
 
+@pytest.mark.parametrize("options", ["", "--validate", "--weight-decay 1e-4", "--macs 0.5"])
+@pytest.mark.usefixtures("trained")
+def test_a_narrow_terminal_shows_every_word(options: str) -> None:
+    result = run(app, f"reproduce mlp {options}".split(), env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert "219-214-100" in result.stdout
+    assert "…" not in result.stdout
+
+
 def test_a_setting_without_a_row_of_the_paper(trained: list[tuple[Experiment, dict]]) -> None:
     result = run(app, "reproduce mlp --lam 0.7".split())
     assert trained[0][0].lam == (0.7,)

@@ -51,9 +51,11 @@ def test_without_mnist_it_says_so_and_takes_the_digits(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "load_mnist", refuse)
     train, test, title = find_data(None)
     assert (train.name, test.name) == ("digits", "digits")
-    assert "because MNIST is out of reach (no network)" in title
+    assert "because MNIST is out of reach (no network; --data DIR names a folder" in title
     monkeypatch.setattr(refuse, "words", "images.gz is corrupt\nDelete it\nor not")
-    assert "(images.gz is corrupt Delete it)" in find_data(None)[2]
+    assert "(images.gz is corrupt Delete it; --data DIR" in find_data(None)[2]
+    monkeypatch.setattr(refuse, "words", "MNIST could not be fetched; tried\n  a mirror")
+    assert "(MNIST could not be fetched; --data DIR" in find_data(None)[2]
     monkeypatch.undo()
     monkeypatch.setattr(module, "load_mnist", refuse)
     with pytest.raises(DataError, match="no network"):

@@ -61,8 +61,8 @@ def demo(
         from hardconcrete.paper.demo import find_data
         from hardconcrete.paper.figures import figure2
 
-        show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
         train, test, title = find_data(data)
+        show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
         typer.echo(f"\nA gate on every input and hidden unit of a network; data: {title}")
         show_demo(run_demo(train, test, out, seed, lam=lam, macs=macs, params=params))
 

@@ -99,9 +99,9 @@ def show_results(experiment: "Experiment", results: "list[Result]") -> None:
     from hardconcrete.paper.experiment import NETWORKS
 
     network = NETWORKS[experiment.network]
-    tested = "validation" if experiment.validate else "test"
+    tested = "held-out" if experiment.validate else "test"
     left = "units as trained" if experiment.method == "budget" else "units left"
-    counts_and_time = "FLOPs expected", "delivered", "dense", "training, s"
+    counts_and_time = "FLOPs expected", "delivered", "dense", "s"
     table = Table("", left, f"{tested} error", *counts_and_time)
     for column in table.columns[2:]:
         column.justify = "right"

@@ -89,6 +89,7 @@ def find_data(data: Path | None) -> tuple[Images, Images, str]:
             raise
         first, *more = str(error).splitlines()
         reason = " ".join([first, *more[:1]]) if "is corrupt" in first else first  # what to delete
+        reason = reason.removesuffix("; tried") + "; --data DIR names a folder that has it"
         title = "scikit-learn's 1,797 handwritten digits of 8 x 8, because MNIST is out of reach"
         return load_digits("train"), load_digits("test"), f"{title} ({reason})"
 
