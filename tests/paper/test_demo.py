@@ -25,6 +25,7 @@ def test_the_digits_prune_themselves(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["gated"]["units"] == list(gated.units)
     assert record["dataset"] == "digits"
+    assert record["seconds"] > 0
     assert record["small_error"] == pytest.approx(gated.error)
     assert record["measured"]["after"]["params"] < 0.7 * record["measured"]["before"]["params"]
     assert all(file.stat().st_size > 1000 for file in found.files[:-1])

@@ -6,6 +6,7 @@ visible what the paper's settings do in two hundred.
 """
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def demo(
     Example:
         ``demo(*find_data(None)[:2], Path("report"))`` is what ``hardconcrete demo`` runs.
     """
-    setting = SETTINGS[train.name]
+    start, setting = time.perf_counter(), SETTINGS[train.name]
     check_plotting(out)
     torch.manual_seed(seed)
     dense = Learner("dense", seed, MLP(setting.side**2, setting.hidden), setting.recipe)
@@ -155,6 +156,7 @@ def demo(
         "gated": asdict(second),
         "small_error": error_rate(small, test),
         "measured": report.to_dict(),
+        "seconds": round(time.perf_counter() - start, 1),
         "environment": environment(learners[0].device),
     }
     (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
