@@ -5,7 +5,7 @@ from threading import Thread
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import hardconcrete as hc
 from hardconcrete.errors import GateError
@@ -270,6 +270,159 @@ def test_forwards_in_two_threads_are_refused() -> None:
     results("---", threads)
     with pytest.raises(GateError, match="threads"):
         results("NNN", threads)
+
+
+def started(work: Callable[[], Tensor]) -> Tensor:
+    """What another thread makes."""
+    found: list[Tensor] = []
+    thread = Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.parametrize("nodes", [0, 3, 6, 9])
+def test_gates_drawn_in_one_thread_and_read_in_another_are_refused(nodes: int) -> None:
+    """Its nodes could have numbers that in the first thread belong to another draw."""
+
+    def elsewhere(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        def work() -> Tensor:
+            h = x
+            for _ in range(nodes):
+                h = h * 1.0
+            return gated.model(h)
+
+        def draw() -> Tensor:
+            kept.append(gated(x))
+            with gated.draw():
+                return started(work)
+
+        kept: list[Tensor] = []
+        return started(draw) + 0 * kept[0]
+
+    with pytest.raises(GateError, match="threads"):
+        results("NNN", elsewhere)
+
+
+def test_freezing_between_forward_and_backward() -> None:
+    def freezes(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        result = gated(x)
+        gated.freeze_gates()
+        return result
+
+    found, expected = results("NNN", freezes), results("---", freezes)
+    assert expected[0].any()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_draw_without_gradients_inside_a_segment_is_refused() -> None:
+    """Nothing is kept of it to compare with."""
+
+    def segment(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        with torch.no_grad(), gated.draw():
+            scale = gated.model(x)
+        return gated.model(x) * scale
+
+    def inside(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        with gated.draw():
+            return checkpoint(segment, gated, x, use_reentrant=False)
+
+    with pytest.raises(GateError, match="without gradients"):
+        results("---", inside)
+
+
+def test_a_call_recomputed_inside_another_draw_is_refused() -> None:
+    """Whether it drew for itself cannot be told there."""
+
+    def inside(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        result = checkpointed(gated, x)
+        with gated.draw():
+            result.sum().backward()
+        return result
+
+    with pytest.raises(GateError, match="call backward after it"):
+        results("---", inside)
+
+
+def test_backward_between_two_parts_of_a_draw() -> None:
+    """The second part is not taken for what the backward recomputed."""
+
+    def between(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        first = gated(x)
+        with gated.draw():
+            second = gated.model(x)
+            first.sum().backward()
+            third = gated.model(second)
+        return second + third
+
+    assert_same(results("NNN", between), results("---", between))
+
+
+class Slopes(nn.Module):
+    """A model that differentiates itself."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.outer = plan == "N"
+
+    def segment(self, x: Tensor) -> Tensor:
+        h = checkpoint(lambda x: torch.tanh(self.layers[0](x)), x, use_reentrant=False)
+        (slope,) = torch.autograd.grad(h.square().sum(), x, create_graph=True)
+        return torch.tanh(self.layers[1](h + slope))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        with torch.enable_grad():
+            if self.outer:
+                return checkpoint(self.segment, x, use_reentrant=False)
+            return self.segment(x)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_differentiates_itself_is_right_or_refused(
+    whole: bool, early_stop: bool
+) -> None:
+    def slopes(plan: str) -> list[Tensor]:
+        torch.manual_seed(1)
+        model, x = Slopes(plan), torch.randn(4, 6, requires_grad=True)
+        gated = hc.attach_gates(model, torch.zeros(2, 6), sites=["layers.0:in", "layers.1:in"])
+        with set_checkpoint_early_stop(early_stop):
+            result = checkpointed(gated, x) if whole and plan else gated(x)
+            with gated.draw():
+                return gradients(result.square().sum(), gated)
+
+    expected = slopes("")
+    for plan in ("-", "N"):
+        try:
+            found = slopes(plan)
+        except GateError:
+            continue
+        torch.testing.assert_close(found, expected)
+
+
+class Broken(Segments):
+    """Compiled, it comes in pieces."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Segments, Broken])
+def test_checkpointing_in_a_compiled_model(kind: type[Segments]) -> None:
+    def compiled(plan: str) -> list[Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        gated = hc.attach_gates(kind(plan), torch.zeros(2, 6), sites=["layers.0:in"])
+        run = torch.compile(gated, backend="aot_eager") if plan == "N" else gated
+        torch.manual_seed(2)
+        with gated.draw():
+            result = run(torch.ones(4, 6), samples=2) + run(torch.ones(4, 6))
+        return gradients(result.square().sum(), gated)
+
+    torch.testing.assert_close(compiled("N"), compiled("-"))
 
 
 def test_a_draw_belongs_to_its_call_without_checkpointing_too() -> None:

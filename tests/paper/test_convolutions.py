@@ -5,6 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.paper.convolutions import Convolutions, tried
+from hardconcrete.paper.datasets import Images
+from hardconcrete.paper.engine import Engine
+from hardconcrete.paper.learner import Learner, Recipe
 
 CPU = torch.device("cpu")
 
@@ -74,6 +77,20 @@ def test_trials_are_over_when_what_they_ran_beside_fails(differentiated: list[An
     with pytest.raises(KeyError), tried(lambda: network()(torch.zeros(2, 3, 8, 8)), CPU):
         raise KeyError
     assert len(differentiated) == 3
+
+
+def test_an_engine_tries_those_of_its_networks(differentiated: list[Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+    data = Images(torch.zeros(8, 1, 8, 8, dtype=torch.uint8), torch.arange(8), "blank")
+    learner = Learner("dense", 0, model, Recipe(epochs=1, batch_size=4))
+    engine = Engine([learner], data)
+    before = {name: value.clone() for name, value in learner.state().items()}
+    with engine._tried():
+        pass
+    assert differentiated == [[4, 1, 3, 3]]
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in learner.state().items())
 
 
 @pytest.mark.gpu

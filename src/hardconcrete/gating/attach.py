@@ -95,7 +95,7 @@ def attach_gates(
             swap(module, ModuleGates(bank, tuple(multipliers)))
         _probe(gated, args, kwargs or {})
     except BaseException:
-        _take_off(gated)
+        remove_gates(gated)
         raise
     _spread(bank)
     if keep_mean:
@@ -117,19 +117,15 @@ def remove_gates(gated: GatedModel) -> nn.Module:
         raise ArgumentError(
             f"remove_gates takes what attach_gates returned, not a {type(gated).__name__}"
         )
-    _take_off(gated)
-    if any(is_swapped(module) for module in gated.model.modules()):
+    swapped = [module for module in gated.model.modules() if is_swapped(module)]
+    if any(module.__dict__[KEY].bank is not gated.gates for module in swapped):
         raise ArgumentError(
             "this model has got other gates since; remove_gates takes what the last call of "
             "attach_gates returned"
         )
+    for module in swapped:
+        restore(module)
     return gated.model
-
-
-def _take_off(gated: GatedModel) -> None:
-    for module in gated.model.modules():
-        if is_swapped(module) and module.__dict__[KEY].bank is gated.gates:
-            restore(module)
 
 
 def plain_copy(gated: GatedModel) -> nn.Module:

@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
@@ -92,17 +94,19 @@ class GateBank(nn.Module):
         before = self._drawn, self._read
         self._drawn = None if drawn is None else self._by_group(drawn)
         self._read = None if read is None else self._by_group(read)
+        noted = drawn is not None and not torch.compiler.is_compiling()
         try:
-            with self._noted(drawn):
+            with self._noted(drawn) if noted else nullcontext():  # type: ignore[arg-type]
                 yield
         finally:
             self._drawn, self._read = before
 
-    def _noted(self, drawn: Tensor | None) -> AbstractContextManager[None]:
+    @_disable_dynamo
+    def _noted(self, drawn: Tensor) -> AbstractContextManager[None]:
         """Whatever is recomputed of the call later shall see its draw."""
-        if drawn is None or torch.compiler.is_compiling():
-            return nullcontext()
-        return (self._draws.again if in_backward() else self._draws.during)(drawn)
+        if in_backward():
+            return self._draws.again(drawn, self.frozen)
+        return self._draws.during(drawn)
 
     def _by_group(self, z: Tensor) -> Values:
         """Taken apart in one operation: slices would each be differentiated on their own."""
@@ -113,8 +117,8 @@ class GateBank(nn.Module):
         if not training or (self._drawn is None and self._read is not None):
             return self._by_group(self.readout()) if self._read is None else self._read
         if in_backward():
-            z = self.readout().detach() if self.frozen else self._draws.recomputed()
-            return self._by_group(z)
+            frozen = self.readout().detach() if self.frozen else None
+            return self._by_group(self._draws.recomputed(frozen))
         if self._drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
@@ -122,6 +126,8 @@ class GateBank(nn.Module):
                 "`with gated.draw():`, or call gated.eval() for the test-time values"
             )
         refuse_reentrant(self._drawn[0])
+        if not torch.compiler.is_compiling() and self._draws.told != get_ident():
+            self._draws.tell()
         return self._drawn
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -16,6 +16,7 @@ from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
 from hardconcrete.gating.groups import Group
+from hardconcrete.gating.recomputation import refuse_inside_draw
 from hardconcrete.structure.look import Look
 from hardconcrete.structure.walk import Walk
 
@@ -91,6 +92,7 @@ class GatedModel(nn.Module):
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
         """The model's own forward, under one draw; with ``samples=L`` stacked over L draws."""
         if samples is None and self.gates.held:
+            refuse_inside_draw()
             return self.model(*args, **kwargs)
         if samples is None:
             return self._drawn(args, kwargs)

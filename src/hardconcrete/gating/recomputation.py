@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from operator import itemgetter
-from threading import Thread, current_thread
+from threading import Thread, current_thread, get_ident
 from types import FrameType
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import CheckpointFunction
 
 from hardconcrete.errors import GateError
@@ -50,37 +51,48 @@ def refuse_reentrant(drawn: Tensor) -> None:
 Kept = weakref.ref[Tensor] | None
 """A draw as long as its graph is there; none outside of calls, and of gates without gradients."""
 
-Timeline = list[tuple[int, Kept]]
-"""From which node on which draw was in force, in order."""
-
 MANY = 64
 """Beyond so many entries those whose graphs are gone are dropped; double what is left is next."""
+
+
+def refuse_inside_draw() -> None:
+    """Refuse to recompute a call while another draw is held: had it drawn for itself, or not?"""
+    if in_backward():
+        raise GateError(
+            "a call of the GatedModel is recomputed inside of gated.draw(): call backward after it"
+        )
 
 
 class Draws:
     """Which draw was in force when; each is gone with the graph that it is part of.
 
     Threads number their nodes for themselves, so each has a timeline. A node does not tell its
-    thread: where two threads could be meant, none is taken.
+    thread: where several could be meant, none is taken.
     """
 
     def __init__(self) -> None:
-        self._timelines: dict[Thread, Timeline] = {}
+        self._threads: dict[Thread, _Drawing] = {}
         self._many = MANY
         self._again: list[Tensor] = []
+        self._elsewhere = False
+        self.told: int | None = None  # the thread whose last word is the draw that it holds
 
     @contextmanager
     def during(self, drawn: Tensor) -> Iterator[None]:
         """While this lasts the draw is in force, and afterwards that of before."""
-        timeline = self._timelines.setdefault(current_thread(), [])
-        before = timeline[-1][1] if timeline else None
-        _note(timeline, self._kept(drawn))
+        mine = self._threads.setdefault(current_thread(), _Drawing())
+        mine.calls.append(self._kept(drawn))
+        mine.note(mine.now)
+        self.told = get_ident()
         try:
             yield
         finally:
-            _note(timeline, before)
+            mine.calls.pop()
+            mine.note(mine.now)
+            self.told = get_ident() if mine.calls else None
             self._forget()
 
+    @_disable_dynamo
     def _kept(self, drawn: Tensor) -> Kept:
         """By its node; under torch.func nothing is recomputed, and no leaf can be made."""
         if drawn.grad_fn is None or torch._C._functorch.maybe_current_level() is not None:
@@ -92,30 +104,50 @@ class Draws:
 
     def _forget(self) -> None:
         """Of draws that are gone one in a row is enough, of threads that have only such none."""
-        if sum(map(len, self._timelines.values())) <= self._many:
+        if sum(len(each.timeline) for each in self._threads.values()) <= self._many:
             return
-        for thread, timeline in list(self._timelines.items()):
-            told = pairwise([(0, None), *timeline])
-            timeline[:] = [new for old, new in told if _there(old[1]) or _there(new[1])]
-            if not timeline:
-                del self._timelines[thread]
-        self._many = max(MANY, 2 * sum(map(len, self._timelines.values())))
+        for thread, each in list(self._threads.items()):
+            told = pairwise([(0, None), *each.timeline])
+            each.timeline[:] = [new for old, new in told if _there(old[1]) or _there(new[1])]
+            if not each.timeline and not each.calls:
+                del self._threads[thread]
+        self._many = max(MANY, 2 * sum(len(each.timeline) for each in self._threads.values()))
 
-    def recomputed(self) -> Tensor:
-        """The draw of the forward that is being recomputed."""
-        return self._again[-1] if self._again else self._own(ended=False)
+    @_disable_dynamo
+    def tell(self) -> None:
+        """Gates are read in a forward where something else was told last: say again which."""
+        mine = self._threads.get(current_thread())
+        if mine is None or not mine.calls:
+            self._elsewhere = True
+            return
+        mine.note(mine.now)
+        self.told = get_ident()
+
+    @_disable_dynamo
+    def recomputed(self, frozen: Tensor | None) -> Tensor:
+        """The draw of the forward that is being recomputed, or what gates had that were frozen."""
+        drawn = self._again[-1] if self._again else self._own(ended=False, otherwise=frozen)
+        mine = self._threads.get(current_thread())
+        if mine is not None:  # what a recomputation makes is of no call
+            mine.note(None)
+        self.told = None
+        return drawn
 
     @contextmanager
-    def again(self, drawn: Tensor) -> Iterator[None]:
+    def again(self, drawn: Tensor, frozen: bool) -> Iterator[None]:
         """While a recomputation lasts that drew for itself, which has to be the same."""
-        if not drawn.requires_grad:
-            yield
-            return
-        own = self._own(ended=True)
+        if not frozen and not drawn.requires_grad:
+            raise GateError(
+                "a recomputation in backward draws gates without gradients, so that it cannot be "
+                "compared with its forward: draw them outside of what is checkpointed, or use "
+                "freeze_gates()"
+            )
+        own = drawn if frozen else self._own(ended=True)
         if not torch.equal(own, drawn):
             raise GateError(
-                "a recomputation in backward drew other gates than its forward: checkpoint with "
-                "preserve_rng_state=True and without a generator, or checkpoint inside the model"
+                "a recomputation in backward drew other gates than its forward: checkpoint one "
+                "call of the GatedModel at a time, with preserve_rng_state=True, without a "
+                "generator and outside of gated.draw(); or checkpoint inside the model"
             )
         self._again.append(own)
         try:
@@ -123,34 +155,50 @@ class Draws:
         finally:
             self._again.pop()
 
-    def _own(self, ended: bool) -> Tensor:
+    @_disable_dynamo
+    def _own(self, ended: bool, otherwise: Tensor | None = None) -> Tensor:
         """What was in force for the node being differentiated, or ``ended`` before it was made."""
         number = torch._C._current_autograd_node()._sequence_nr()
-        found = [_at(number, timeline, ended) for timeline in list(self._timelines.values())]
+        found = [each.at(number, ended) for each in list(self._threads.values())]
         draws = [drawn for drawn in found if drawn is not None]
-        if len(draws) != 1:
+        if not draws and otherwise is not None and not self._elsewhere:
+            return otherwise
+        if len(draws) != 1 or self._elsewhere:
             raise GateError(
                 f"a recomputation in backward finds {len(draws)} draws of the gates that could be "
                 "its own: use checkpoint(..., use_reentrant=False), inside of a call of the "
-                "GatedModel, in one mode for forward and backward, and not in several threads"
+                "GatedModel, with gates that learn or are frozen, in one mode for forward and "
+                "backward, and not in several threads"
             )
         return draws[0]
 
 
-def _note(timeline: Timeline, draw: Kept) -> None:
-    """From the next node on it is this one."""
-    following = torch._C._autograd._get_sequence_nr()
-    if timeline and timeline[-1][0] == following:
-        timeline.pop()
-    timeline.append((following, draw))
+class _Drawing:
+    """What one thread has drawn: the calls it is in, and from which node on which draw held."""
 
+    def __init__(self) -> None:
+        self.calls: list[Kept] = []
+        self.timeline: list[tuple[int, Kept]] = []
 
-def _at(number: int, timeline: Timeline, ended: bool) -> Tensor | None:
-    """What was in force when the node of this number was made, or else had ``ended`` just then."""
-    until = bisect_right(timeline, number, key=itemgetter(0))
-    earliest = 0 if ended else until - 1
-    draws = (kept() for _, kept in reversed(timeline[max(earliest, 0) : until]) if kept is not None)
-    return next((drawn for drawn in draws if drawn is not None), None)
+    @property
+    def now(self) -> Kept:
+        return self.calls[-1] if self.calls else None
+
+    @_disable_dynamo
+    def note(self, draw: Kept) -> None:
+        """From the next node on it is this one."""
+        following = torch._C._autograd._get_sequence_nr()
+        if self.timeline and self.timeline[-1][0] == following:
+            self.timeline.pop()
+        self.timeline.append((following, draw))
+
+    def at(self, number: int, ended: bool) -> Tensor | None:
+        """What was in force when the node of this number was made, or else had ``ended`` then."""
+        until = bisect_right(self.timeline, number, key=itemgetter(0))
+        earliest = 0 if ended else max(until - 1, 0)
+        past = reversed(self.timeline[earliest:until])
+        draws = (kept() for _, kept in past if kept is not None)
+        return next((drawn for drawn in draws if drawn is not None), None)
 
 
 def _there(draw: Kept) -> bool:

@@ -4,7 +4,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -214,7 +214,8 @@ def _refuse_no_number(**values: object) -> None:
 def _refuse_no_count(examples: object) -> None:
     if examples is None:
         return
-    if not isinstance(examples, Integral) or isinstance(examples, bool) or examples < 1:
+    number = isinstance(examples, Real) and not isinstance(examples, bool)
+    if not number or not float(examples).is_integer() or examples < 1:  # type: ignore[arg-type, operator]
         raise ArgumentError(f"examples={examples!r} must be a whole number, 1 or more")
 
 

@@ -110,9 +110,12 @@ class Stack:
         learner = self.learners[0]
         examples = learner.recipe.batch_size // world() // learner.recipe.draws
         images = self.prepare(self.images[:examples])
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
-            learner.model.eval()(images)
-        learner.model.train()
+        learner.model.eval()
+        try:
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
+                learner.model(images)
+        finally:
+            learner.model.train()
 
     def _step(self) -> None:
         batch = self.order.index_select(0, self.done)[0]
