@@ -2,13 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
@@ -92,21 +91,17 @@ class GateBank(nn.Module):
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> Iterator[None]:
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
         before = self._drawn, self._read
+        noted = None  # or which draw whatever is recomputed of the call later shall see
+        if drawn is not None and not torch.compiler.is_compiling():
+            noted = self._draws.enter(drawn, self.frozen)
         self._drawn = None if drawn is None else self._by_group(drawn)
         self._read = None if read is None else self._by_group(read)
-        noted = drawn is not None and not torch.compiler.is_compiling()
         try:
-            with self._noted(drawn) if noted else nullcontext():  # type: ignore[arg-type]
-                yield
+            yield
         finally:
             self._drawn, self._read = before
-
-    @_disable_dynamo
-    def _noted(self, drawn: Tensor) -> AbstractContextManager[None]:
-        """Whatever is recomputed of the call later shall see its draw."""
-        if in_backward():
-            return self._draws.again(drawn, self.frozen)
-        return self._draws.during(drawn)
+            if drawn is not None and not torch.compiler.is_compiling():
+                self._draws.leave(noted)
 
     def _by_group(self, z: Tensor) -> Values:
         """Taken apart in one operation: slices would each be differentiated on their own."""

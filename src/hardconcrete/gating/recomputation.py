@@ -9,8 +9,6 @@ the one that its recomputation has to see.
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from operator import itemgetter
 from threading import Thread, current_thread, get_ident
@@ -77,22 +75,29 @@ class Draws:
         self._elsewhere = False
         self.told: int | None = None  # the thread whose last word is the draw that it holds
 
-    @contextmanager
-    def during(self, drawn: Tensor) -> Iterator[None]:
-        """While this lasts the draw is in force, and afterwards that of before."""
+    @_disable_dynamo
+    def enter(self, drawn: Tensor, frozen: bool) -> "_Drawing | None":
+        """From now on this draw is in force, until what is returned is handed to ``leave``."""
+        if in_backward():
+            self._again.append(self._same(drawn, frozen))
+            return None
         mine = self._threads.setdefault(current_thread(), _Drawing())
         mine.calls.append(self._kept(drawn))
         mine.note(mine.now)
         self.told = get_ident()
-        try:
-            yield
-        finally:
-            mine.calls.pop()
-            mine.note(mine.now)
-            self.told = get_ident() if mine.calls else None
-            self._forget()
+        return mine
 
     @_disable_dynamo
+    def leave(self, mine: "_Drawing | None") -> None:
+        """From now on that of before."""
+        if mine is None:
+            self._again.pop()
+            return
+        mine.calls.pop()
+        mine.note(mine.now)
+        self.told = get_ident() if mine.calls else None
+        self._forget()
+
     def _kept(self, drawn: Tensor) -> Kept:
         """By its node; under torch.func nothing is recomputed, and no leaf can be made."""
         if drawn.grad_fn is None or torch._C._functorch.maybe_current_level() is not None:
@@ -133,29 +138,25 @@ class Draws:
         self.told = None
         return drawn
 
-    @contextmanager
-    def again(self, drawn: Tensor, frozen: bool) -> Iterator[None]:
-        """While a recomputation lasts that drew for itself, which has to be the same."""
-        if not frozen and not drawn.requires_grad:
+    def _same(self, drawn: Tensor, frozen: bool) -> Tensor:
+        """What a recomputation drew for itself, which has to be what its forward drew."""
+        if frozen:
+            return drawn
+        if not drawn.requires_grad:
             raise GateError(
                 "a recomputation in backward draws gates without gradients, so that it cannot be "
                 "compared with its forward: draw them outside of what is checkpointed, or use "
                 "freeze_gates()"
             )
-        own = drawn if frozen else self._own(ended=True)
+        own = self._own(ended=True)
         if not torch.equal(own, drawn):
             raise GateError(
                 "a recomputation in backward drew other gates than its forward: checkpoint one "
                 "call of the GatedModel at a time, with preserve_rng_state=True, without a "
                 "generator and outside of gated.draw(); or checkpoint inside the model"
             )
-        self._again.append(own)
-        try:
-            yield
-        finally:
-            self._again.pop()
+        return own
 
-    @_disable_dynamo
     def _own(self, ended: bool, otherwise: Tensor | None = None) -> Tensor:
         """What was in force for the node being differentiated, or ``ended`` before it was made."""
         number = torch._C._current_autograd_node()._sequence_nr()
@@ -184,7 +185,6 @@ class _Drawing:
     def now(self) -> Kept:
         return self.calls[-1] if self.calls else None
 
-    @_disable_dynamo
     def note(self, draw: Kept) -> None:
         """From the next node on it is this one."""
         following = torch._C._autograd._get_sequence_nr()
