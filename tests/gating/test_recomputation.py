@@ -315,6 +315,25 @@ def test_freezing_between_forward_and_backward() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_the_whole_model_frozen_before_its_call_or_after_it() -> None:
+    def before(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        gated.freeze_gates()
+        return checkpointed(gated, x)
+
+    def plainly(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        gated.freeze_gates()
+        return gated(x)
+
+    def after(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        result = checkpointed(gated, x)
+        gated.freeze_gates()
+        return result
+
+    torch.testing.assert_close(results("---", before), results("---", plainly), rtol=0, atol=0)
+    with pytest.raises(GateError, match="before freeze_gates"):
+        results("---", after)
+
+
 def test_a_draw_without_gradients_inside_a_segment_is_refused() -> None:
     """Nothing is kept of it to compare with."""
 

@@ -140,20 +140,19 @@ class Draws:
 
     def _same(self, drawn: Tensor, frozen: bool) -> Tensor:
         """What a recomputation drew for itself, which has to be what its forward drew."""
-        if frozen:
-            return drawn
-        if not drawn.requires_grad:
+        if not frozen and not drawn.requires_grad:
             raise GateError(
                 "a recomputation in backward draws gates without gradients, so that it cannot be "
                 "compared with its forward: draw them outside of what is checkpointed, or use "
                 "freeze_gates()"
             )
-        own = self._own(ended=True)
+        own = self._own(ended=True, otherwise=drawn if frozen else None)
         if not torch.equal(own, drawn):
             raise GateError(
                 "a recomputation in backward drew other gates than its forward: checkpoint one "
                 "call of the GatedModel at a time, with preserve_rng_state=True, without a "
-                "generator and outside of gated.draw(); or checkpoint inside the model"
+                "generator, outside of gated.draw() and with backward before freeze_gates(); or "
+                "checkpoint inside the model"
             )
         return own
 
