@@ -72,7 +72,7 @@ class Draws:
         self._threads: dict[Thread, _Drawing] = {}
         self._many = MANY
         self._again: list[Tensor] = []
-        self._elsewhere = False
+        self._elsewhere = False  # whether a thread has read gates that another one drew
         self.told: int | None = None  # the thread whose last word is the draw that it holds
 
     @_disable_dynamo
