@@ -10,6 +10,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
+from hardconcrete.gating.attach import Sample
 from hardconcrete.paper.flops import Macs, lenet5_uncoupled_macs, mlp_uncoupled_macs
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, LeNet5, with_dropout
@@ -89,6 +90,7 @@ class Experiment:
             of ``QUIRKS``.
         weight_decay: coefficient of the L2 norm, expected under the gates (eq. 17); the paper's own
             rows on MNIST have none.
+        sample: ``"batch"``, one draw of the gates for a batch as in the paper, or ``"example"``.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         macs: multiply-adds that the budget leaves, as a part of the dense ones.
         params: parameters likewise.
@@ -102,6 +104,7 @@ class Experiment:
     method: Method = "l0"
     quirks: tuple[str, ...] = ()
     weight_decay: float = 0.0
+    sample: Sample = "batch"
     shrink: int = 0
     macs: float | None = None
     params: float | None = None
@@ -141,6 +144,10 @@ class Experiment:
             raise ArgumentError(
                 f"--weight-decay {self.weight_decay} must not be negative or infinite"
             )
+        if self.sample not in get_args(Sample):
+            raise ArgumentError(f"--sample {self.sample} is not known: {', '.join(get_args(Sample))}")
+        if self.sample == "example" and self.method in ("dense", "dropout"):
+            raise ArgumentError("--sample is about gates: a dense network has none")
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
 
@@ -157,6 +164,7 @@ class Experiment:
         method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
         method += [f"{cost}-{limit:g}" for cost, limit in self.limits.items()]
         marks = [f"decay{self.weight_decay:g}"] * bool(self.weight_decay)
+        marks += ["example"] * (self.sample == "example")
         marks += [*[f"shrink{self.shrink}"] * bool(self.shrink), *["validate"] * self.validate]
         return "-".join([self.network, *method, *self.quirks, *marks])
 
@@ -193,13 +201,14 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         divided_average="average" in quirks,
         gate_lr=GATE_LR if experiment.method == "budget" else None,
         weight_decay=experiment.weight_decay,
+        sample=experiment.sample,
         shrink=experiment.shrink,
     )
     if experiment.method in ("dense", "dropout"):
         rates = network.droprate if experiment.method == "dropout" else {}
         model = with_dropout(network.build(), rates).to(device)
         return Learner(f"seed {seed}", seed, model, recipe)
-    gated = with_gates(network, device)
+    gated = with_gates(network, device, experiment.sample)
     lam = lambdas(gated, experiment.lam or (0.0,), examples)
     if "bias" in quirks:
         _freeze_biases(gated.model)
@@ -214,10 +223,13 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 
 
-def with_gates(network: Network, device: torch.device) -> hc.GatedModel:
+def with_gates(
+    network: Network, device: torch.device, sample: Sample = "batch"
+) -> hc.GatedModel:
     """A network with the paper's gates, for one image."""
     model, image = network.build().to(device), torch.zeros(1, 1, 28, 28, device=device)
-    return hc.attach_gates(model, image, sites=[*network.sizes], droprate=network.droprate)
+    rates = network.droprate
+    return hc.attach_gates(model, image, sites=[*network.sizes], droprate=rates, sample=sample)
 
 
 def lambdas(gated: hc.GatedModel, lam: Sequence[float], examples: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import CompactionError, DataError
+from hardconcrete.gating.attach import Sample
 from hardconcrete.paper.processes import rank
 
 RANK_STRIDE = 1_000_000_007
@@ -39,6 +40,7 @@ class Recipe:
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
         draws: gates drawn for a batch, each for its part of the examples.
+        sample: whether a draw is for all these examples, or every one has gates of its own.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         round_to: what is left of a width is then a multiple of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
@@ -57,6 +59,7 @@ class Recipe:
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
     draws: int = 1
+    sample: Sample = "batch"
     shrink: int = 0
     round_to: int = 1
     bf16: bool = False
@@ -90,7 +93,10 @@ class Objective(nn.Module):
         self.model, self.penalties = model, penalties
 
     def forward(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
-        """The loss on a batch; noise is one uniform number per gate, None without gates."""
+        """The loss on a batch.
+
+        Noise is one uniform number per gate, or per example and gate; None without gates.
+        """
         if noise is None:
             outputs = self.model(images)
         else:

@@ -100,6 +100,7 @@ def _advice(experiment: Experiment, out: Path) -> str:
     published = {(), *NETWORKS[experiment.network].rows}  # dense networks have no lambdas
     own = experiment.method == "budget" or experiment.lam not in published
     own |= bool(experiment.weight_decay or experiment.shrink) or experiment.epochs != EPOCHS
+    own |= experiment.sample != "batch"
     if experiment.validate or not own:
         return ""
     folders = map(RunFolder, sorted(out.glob(f"{experiment.network}-*")))

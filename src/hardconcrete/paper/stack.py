@@ -65,8 +65,7 @@ class Stack:
         )
         self.done = torch.zeros(1, dtype=torch.long, device=first.device)
         self.loss = torch.zeros(count, device=first.device)
-        draws = max(count, first.recipe.draws)
-        self.noise = torch.zeros(draws, first.gates, device=first.device) if first.gates else None
+        self.noise = self._no_noise() if first.gates else None
         self.parameters = _stacked([learner.model for learner in learners])
         self.averages = _stacked([learner.average.module for learner in learners])
         self._trained = [each for each in self.parameters.values() if each.requires_grad]
@@ -78,6 +77,13 @@ class Stack:
         self._follow_budget = _compiled(follow) if follow and compiled else follow
         beside = follow is not None and first.device.type == "cuda"
         self._side = torch.cuda.Stream(first.device) if beside else None
+
+    def _no_noise(self) -> Tensor:
+        """Room for that of every network or, in one network, of every draw."""
+        first = self.learners[0]
+        examples = [self.order.shape[-1]] if first.recipe.sample == "example" else []
+        draws = max(len(self.learners), first.recipe.draws)
+        return torch.zeros(draws, *examples, first.gates, device=first.device)
 
     def begin_epoch(self, epoch: int) -> None:
         """Seed everything random of this epoch, dropout and augmentation included."""

@@ -1,0 +1,104 @@
+"""What a wide network that was trained with noise is tested with, on held-out images.
+
+Trains a row of table 2 as `hardconcrete reproduce wrn --validate` does, without shrinking, then
+reads its gates in two ways, by the paper's rule (eq. 13) or with the mean E[z] of each that this
+leaves open, and estimates its batch norms on augmented or on plain training images, on some or on
+all of them. The test set stays closed. Adds lines of JSON to a file.
+
+    python benchmarks/wide_readout.py --network wrn-28-10 --epochs 40 --seed 0 [--out FILE]
+"""
+
+import argparse
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hardconcrete as hc
+from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
+from hardconcrete.paper.cifar_images import load_cifar
+from hardconcrete.paper.datasets import hold_out
+from hardconcrete.paper.engine import Engine, error_rate
+from hardconcrete.paper.learner import Learner, Recipe
+from hardconcrete.paper.mnist import choose_device
+from hardconcrete.paper.records import environment
+from hardconcrete.paper.stack import start_compilers
+from hardconcrete.paper.wide import WideExperiment, wide_learner
+
+BATCHES = {"augmented, 20": (True, 20), "augmented, 100": (True, 100), "augmented, all": (True, None)}
+BATCHES |= {"plain, 100": (False, 100), "plain, all": (False, None)}
+TAIL = 5
+"""Epochs without noise, at the last learning rate."""
+
+
+def main() -> None:
+    """Train, and write down the error of every way to test it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--network", default="wrn-28-10")
+    parser.add_argument("--variant", default="budget")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("wide_readout.jsonl"))
+    given = parser.parse_args()
+    device = choose_device(given.device)
+    start_compilers(device)
+    settings: Any = {"variant": given.variant, "noise": given.variant == "budget"}
+    settings |= {"network": given.network, "epochs": given.epochs, "seed": given.seed}
+    experiment = WideExperiment(**settings, validate=True)
+    training, held_out = hold_out(load_cifar(10, "train", given.data))
+    learner = wide_learner(experiment, len(training), device)
+    prepare = Preparation(CIFAR_STATISTICS[10]).to(device)
+    engine = Engine([learner], training, prepare=prepare)
+    for epoch in engine:
+        print(f"epoch {epoch}: loss {engine.losses[0]:.3f}, {engine.seconds:.0f} s", flush=True)
+
+    def batches(augmented: bool, count: int | None) -> Any:
+        prepare.train(augmented)
+        parts = islice(training.images.split(128), count)
+        return [prepare(part.to(device)) for part in parts]
+
+    plain = Preparation(CIFAR_STATISTICS[10]).to(device).eval()
+    about = {**experiment.settings(), "environment": environment(device)}
+
+    def write(**found: Any) -> None:
+        print(json.dumps(found), flush=True)
+        with given.out.open("a") as file:
+            file.write(json.dumps({**about, **found}) + "\n")
+
+    gated: Any = learner.averaged
+    gates = gated.gates.distribution()
+    paper, mean = gates.readout("paper").detach(), gates.readout("mean").detach()
+    ways = {"paper": paper, "mean": torch.where(paper > 0, mean, 0.0)}
+    ways["scaled"] = paper * (ways["mean"].sum() / paper.sum())
+    cost = round(gated.delivered("macs").item())
+    write(delivered=cost, error=error_rate(gated, held_out, prepare=plain), readout="paper")
+    for readout, values in ways.items():
+        gated.gates.readout = lambda values=values: values
+        for name, how in BATCHES.items():
+            hc.recalibrate(gated, batches(*how))
+            error = error_rate(gated, held_out, prepare=plain)
+            write(delivered=cost, error=error, readout=readout, batches=name)
+    for readout in ("mean",):
+        gated.gates.readout = lambda values=ways[readout]: values
+        small = hc.compact(gated, round_to=1)
+        recipe: Any = {"epochs": TAIL, "batch_size": 128, "lr": 0.1 * 0.2**3, "optimizer": "sgd"}
+        recipe |= {"weight_decay": 5e-4, "averaging": 0.99, "bf16": device.type == "cuda"}
+        tuned = Learner("tuned", given.seed, small.train(), Recipe(**recipe))
+        prepare.train()
+        for _ in Engine([tuned], training, prepare=prepare):
+            pass
+        model = tuned.averaged
+        error = error_rate(model, held_out, prepare=plain)
+        write(delivered=cost, error=error, readout=readout, tail=TAIL)
+        for name in ("augmented, all", "plain, all"):
+            hc.recalibrate(model, batches(*BATCHES[name]))
+            error = error_rate(model, held_out, prepare=plain)
+            write(delivered=cost, error=error, readout=readout, tail=TAIL, batches=name)
+
+
+if __name__ == "__main__":
+    main()
