@@ -27,7 +27,11 @@ from hardconcrete.paper.records import environment
 from hardconcrete.paper.stack import start_compilers
 from hardconcrete.paper.wide import WideExperiment, wide_learner
 
-BATCHES = {"augmented, 20": (True, 20), "augmented, 100": (True, 100), "augmented, all": (True, None)}
+BATCHES = {
+    "augmented, 20": (True, 20),
+    "augmented, 100": (True, 100),
+    "augmented, all": (True, None),
+}
 BATCHES |= {"plain, 100": (False, 100), "plain, all": (False, None)}
 TAIL = 5
 """Epochs without noise, at the last learning rate."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.gating.compiled import NO_VALUE, as_drawn
 from hardconcrete.gating.recomputation import Draws, in_backward, refuse_reentrant
 
 Gate = Callable[[Tensor], Rectified]
@@ -42,6 +43,7 @@ class GateBank(nn.Module):
 
     generator: torch.Generator | None
     _drawn: Values | None
+    _whole: Tensor | None
     _read: Values | None
     _draws: Draws
 
@@ -90,16 +92,17 @@ class GateBank(nn.Module):
     @contextmanager
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> Iterator[None]:
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
-        before = self._drawn, self._read
+        before = self._drawn, self._whole, self._read
         noted = None  # or which draw whatever is recomputed of the call later shall see
         if drawn is not None and not torch.compiler.is_compiling():
             noted = self._draws.enter(drawn, self.frozen)
+        self._whole = None if torch.compiler.is_compiling() else drawn
         self._drawn = None if drawn is None else self._by_group(drawn)
         self._read = None if read is None else self._by_group(read)
         try:
             yield
         finally:
-            self._drawn, self._read = before
+            self._drawn, self._whole, self._read = before
             if drawn is not None and not torch.compiler.is_compiling():
                 self._draws.leave(noted)
 
@@ -111,19 +114,25 @@ class GateBank(nn.Module):
         """The gates as a module reads them now: a draw in training, else the readout."""
         if not training or (self._drawn is None and self._read is not None):
             return self._by_group(self.readout()) if self._read is None else self._read
+        if torch.compiler.is_compiling() and (self._drawn is None or self._whole is not None):
+            return self._by_group(self._outside())
         if in_backward():
             frozen = self.readout().detach() if self.frozen else None
             return self._by_group(self._draws.recomputed(frozen))
         if self._drawn is None:
-            raise GateError(
-                "gates have no value here: in training they are drawn for one call of the "
-                "GatedModel; call it instead of its inner model, put other methods inside "
-                "`with gated.draw():`, or call gated.eval() for the test-time values"
-            )
+            raise GateError(NO_VALUE)
         refuse_reentrant(self._drawn[0])
         if not torch.compiler.is_compiling() and self._draws.told != get_ident():
             self._draws.tell()
         return self._drawn
+
+    def _outside(self) -> Tensor:
+        """For compiled code, what is drawn outside of it when it runs."""
+        z = self._whole
+        if z is None:  # then it may be a recomputation, whose gradients are thrown away
+            z = self.readout().detach() if self.frozen else self.log_alpha
+        seen: Tensor = as_drawn(z, self._draws.number, self._whole is not None, self.frozen)
+        return seen
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves to other devices, and never to another precision."""
@@ -164,6 +173,7 @@ def _nothing_held() -> dict[str, Any]:
     """The attributes that no copy carries along."""
     return {
         "_drawn": None,
+        "_whole": None,
         "_read": None,
         "_draws": Draws(),
         "generator": None,

@@ -9,15 +9,17 @@ the one that its recomputation has to see.
 import sys
 import weakref
 from bisect import bisect_right
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import count, pairwise
 from operator import itemgetter
 from threading import Thread, current_thread, get_ident
-from types import FrameType
+from types import CodeType, FrameType
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils import checkpoint
 
 from hardconcrete.errors import GateError
 
@@ -39,10 +41,21 @@ def refuse_reentrant(drawn: Tensor) -> None:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or not drawn.requires_grad:
         return
+    if any(code is checkpoint.CheckpointFunction.forward.__code__ for code in _running()):
+        raise GateError(REENTRANT)
+
+
+def in_checkpoint() -> bool:
+    """Whether torch's checkpointing runs a forward again, for a backward that is under way."""
+    here = checkpoint.__file__
+    return in_backward() and any(code.co_filename == here for code in _running())
+
+
+def _running() -> Iterator[CodeType]:
+    """What this thread is in, innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code is CheckpointFunction.forward.__code__:
-            raise GateError(REENTRANT)
+        yield frame.f_code
         frame = frame.f_back
 
 
@@ -68,7 +81,13 @@ class Draws:
     thread: where several could be meant, none is taken.
     """
 
+    numbered: ClassVar[weakref.WeakValueDictionary[int, "Draws"]] = weakref.WeakValueDictionary()
+    """All there are, for compiled code, which holds numbers."""
+    _numbers: ClassVar[Iterator[int]] = count()
+
     def __init__(self) -> None:
+        self.number = next(Draws._numbers)
+        Draws.numbered[self.number] = self
         self._threads: dict[Thread, _Drawing] = {}
         self._many = MANY
         self._again: list[Tensor] = []

@@ -145,7 +145,9 @@ class Experiment:
                 f"--weight-decay {self.weight_decay} must not be negative or infinite"
             )
         if self.sample not in get_args(Sample):
-            raise ArgumentError(f"--sample {self.sample} is not known: {', '.join(get_args(Sample))}")
+            raise ArgumentError(
+                f"--sample {self.sample} is not known: {', '.join(get_args(Sample))}"
+            )
         if self.sample == "example" and self.method in ("dense", "dropout"):
             raise ArgumentError("--sample is about gates: a dense network has none")
         if self.epochs < 1:
@@ -223,9 +225,7 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 
 
-def with_gates(
-    network: Network, device: torch.device, sample: Sample = "batch"
-) -> hc.GatedModel:
+def with_gates(network: Network, device: torch.device, sample: Sample = "batch") -> hc.GatedModel:
     """A network with the paper's gates, for one image."""
     model, image = network.build().to(device), torch.zeros(1, 1, 28, 28, device=device)
     rates = network.droprate
