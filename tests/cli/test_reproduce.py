@@ -70,6 +70,11 @@ def test_weight_decay_is_told_and_the_papers_row_has_none(
     assert "paper, lambda = 0.1/N, no L2" in result.stdout
 
 
+def test_gates_of_every_example(trained: list[tuple[Experiment, dict]]) -> None:
+    run(app, "reproduce mlp --per-example".split())
+    assert trained[0][0] == Experiment("mlp", (0.1,), per_example=True)
+
+
 @pytest.mark.parametrize("options", ["", "--validate", "--weight-decay 1e-4", "--macs 0.5"])
 @pytest.mark.usefixtures("trained")
 def test_a_narrow_terminal_shows_every_word(options: str) -> None:

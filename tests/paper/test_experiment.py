@@ -36,6 +36,17 @@ def test_quirks_reach_the_recipe() -> None:
     assert one.recipe.divided_average
 
 
+def test_every_example_can_have_gates_of_its_own() -> None:
+    one = learner(Experiment("mlp", per_example=True), 0, 60_000, torch.device("cpu"))
+    image, label = torch.ones(1, 1, 28, 28), torch.zeros(1, dtype=torch.long)
+    noise = torch.rand(2, one.gates)
+    losses = [one.objective(noise[k : k + 1], image, label) for k in (0, 1)]
+    assert losses[0] != losses[1]
+    both = one.objective(noise, image.expand(2, -1, -1, -1), label.expand(2))
+    penalty = next(iter(one.objective.penalties))()
+    assert (both - penalty).item() == pytest.approx((sum(losses) / 2 - penalty).item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("method", ["l0", "budget", "dense", "dropout"])
 def test_all_weights_decay_once(method: str) -> None:
     own: dict[str, Any] = {"lam": (0.1,)} if method == "l0" else {"lam": ()}
@@ -71,6 +82,7 @@ def test_all_weights_decay_once(method: str) -> None:
         ({"method": "budget", "lam": ()}, "a budget, and nothing else, takes macs"),
         ({"macs": 0.5}, "a budget, and nothing else, takes macs"),
         ({"quirks": ("luck",)}, "quirk 'luck' is not known: clamp, average, bias"),
+        ({"per_example": True, "method": "dense", "lam": ()}, "--per-example is about gates"),
     ],
 )
 def test_impossible_settings_are_refused(arguments: dict, words: str) -> None:

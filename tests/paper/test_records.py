@@ -111,6 +111,7 @@ def test_a_failed_write_leaves_the_old_file(
 
 
 def test_the_environment_names_versions_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARDCONCRETE_COMMIT", raising=False)
     found = environment(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["device"].endswith("CPU cores")
@@ -121,6 +122,11 @@ def test_the_environment_names_versions_and_commit(monkeypatch: pytest.MonkeyPat
     assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) == 40
     monkeypatch.setattr(records.subprocess, "run", no_git)
     assert environment(torch.device("cpu"))["commit"] is None
+
+
+def test_the_commit_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARDCONCRETE_COMMIT", "0935998")
+    assert environment(torch.device("cpu"))["commit"] == "0935998"
 
 
 def test_where_there_is_no_checkout_the_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ def noise() -> Images:
 def networks(experiment: Experiment, seeds: range = range(3)) -> list[Learner]:
     made = [learner(experiment, seed, 60_000, CPU) for seed in seeds]
     for each in made:
-        each.recipe = Recipe(epochs=2, batch_size=20, clamp=each.recipe.clamp)
+        kept = {"clamp": each.recipe.clamp, "per_example": each.recipe.per_example}
+        each.recipe = Recipe(epochs=2, batch_size=20, **kept)  # type: ignore[arg-type]
     return made
 
 
@@ -47,7 +48,9 @@ def stopped_after_three(one: Learner, data: Images) -> dict[str, torch.Tensor]:
     "experiment",
     [
         Experiment("mlp", (0.1, 0.5, 5.0)),
+        Experiment("mlp", (0.1,), per_example=True),
         Experiment("lenet5", (10.0, 0.5, 0.1, 10.0), weight_decay=0.01),
+        Experiment("lenet5", (0.1,), per_example=True),
         Experiment("lenet5", (), method="dense"),
         Experiment("lenet5", (0.1,), quirks=("clamp", "bias")),
     ],

@@ -56,8 +56,8 @@ Decay = Annotated[
     float,
     typer.Option(min=0.0, help="Coefficient of the L2 norm, expected under the gates; none at 0."),
 ]
-PerSample = Annotated[
-    str, typer.Option(help="Gates drawn per batch, as in the paper, or per example.")
+PerExample = Annotated[
+    bool, typer.Option("--per-example", help="Gates for every example, not one draw per batch.")
 ]
 Shrink = Annotated[
     int, typer.Option(min=0, help="Remove units shut for so many epochs while training; 0: never.")
@@ -138,7 +138,7 @@ def add_row(network: str, help_text: str) -> None:
         seeds: Seeds = [0],  # noqa: B006  (typer copies it)
         epochs: Epochs = 200,
         weight_decay: Decay = 0.0,
-        sample: PerSample = "batch",
+        per_example: PerExample = False,
         shrink: Shrink = 0,
         device: Device = "auto",
         out: Runs = Path("runs"),
@@ -148,7 +148,7 @@ def add_row(network: str, help_text: str) -> None:
     ) -> None:
         where = {"out": out, "data": data, "device": device, "resume": resume}
         settings: Any = {"epochs": epochs, "validate": validate, "shrink": shrink}
-        settings |= {"weight_decay": weight_decay, "sample": sample}
+        settings |= {"weight_decay": weight_decay, "per_example": per_example}
         reproduce_row(network, lam, {"macs": macs, "params": params}, seeds, settings, **where)
 
 

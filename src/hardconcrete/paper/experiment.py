@@ -10,7 +10,6 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating.attach import Sample
 from hardconcrete.paper.flops import Macs, lenet5_uncoupled_macs, mlp_uncoupled_macs
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, LeNet5, with_dropout
@@ -90,7 +89,7 @@ class Experiment:
             of ``QUIRKS``.
         weight_decay: coefficient of the L2 norm, expected under the gates (eq. 17); the paper's own
             rows on MNIST have none.
-        sample: ``"batch"``, one draw of the gates for a batch as in the paper, or ``"example"``.
+        per_example: draw gates for every example instead of once per batch, as the paper does.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         macs: multiply-adds that the budget leaves, as a part of the dense ones.
         params: parameters likewise.
@@ -104,7 +103,7 @@ class Experiment:
     method: Method = "l0"
     quirks: tuple[str, ...] = ()
     weight_decay: float = 0.0
-    sample: Sample = "batch"
+    per_example: bool = False
     shrink: int = 0
     macs: float | None = None
     params: float | None = None
@@ -144,12 +143,8 @@ class Experiment:
             raise ArgumentError(
                 f"--weight-decay {self.weight_decay} must not be negative or infinite"
             )
-        if self.sample not in get_args(Sample):
-            raise ArgumentError(
-                f"--sample {self.sample} is not known: {', '.join(get_args(Sample))}"
-            )
-        if self.sample == "example" and self.method in ("dense", "dropout"):
-            raise ArgumentError("--sample is about gates: a dense network has none")
+        if self.per_example and self.method in ("dense", "dropout"):
+            raise ArgumentError(f"--per-example is about gates: a {self.method} network has none")
         if self.epochs < 1:
             raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
 
@@ -166,7 +161,7 @@ class Experiment:
         method = [f"{lam:g}" for lam in self.lam] if self.method == "l0" else [self.method]
         method += [f"{cost}-{limit:g}" for cost, limit in self.limits.items()]
         marks = [f"decay{self.weight_decay:g}"] * bool(self.weight_decay)
-        marks += ["example"] * (self.sample == "example")
+        marks += ["example"] * self.per_example
         marks += [*[f"shrink{self.shrink}"] * bool(self.shrink), *["validate"] * self.validate]
         return "-".join([self.network, *method, *self.quirks, *marks])
 
@@ -203,14 +198,14 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         divided_average="average" in quirks,
         gate_lr=GATE_LR if experiment.method == "budget" else None,
         weight_decay=experiment.weight_decay,
-        sample=experiment.sample,
+        per_example=experiment.per_example,
         shrink=experiment.shrink,
     )
     if experiment.method in ("dense", "dropout"):
         rates = network.droprate if experiment.method == "dropout" else {}
         model = with_dropout(network.build(), rates).to(device)
         return Learner(f"seed {seed}", seed, model, recipe)
-    gated = with_gates(network, device, experiment.sample)
+    gated = with_gates(network, device, experiment.per_example)
     lam = lambdas(gated, experiment.lam or (0.0,), examples)
     if "bias" in quirks:
         _freeze_biases(gated.model)
@@ -225,11 +220,11 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 
 
-def with_gates(network: Network, device: torch.device, sample: Sample = "batch") -> hc.GatedModel:
+def with_gates(network: Network, device: torch.device, per_example: bool = False) -> hc.GatedModel:
     """A network with the paper's gates, for one image."""
     model, image = network.build().to(device), torch.zeros(1, 1, 28, 28, device=device)
-    rates = network.droprate
-    return hc.attach_gates(model, image, sites=[*network.sizes], droprate=rates, sample=sample)
+    how: Any = {"droprate": network.droprate, "sample": "example" if per_example else "batch"}
+    return hc.attach_gates(model, image, sites=[*network.sizes], **how)
 
 
 def lambdas(gated: hc.GatedModel, lam: Sequence[float], examples: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import CompactionError, DataError
-from hardconcrete.gating.attach import Sample
 from hardconcrete.paper.processes import rank
 
 RANK_STRIDE = 1_000_000_007
@@ -40,7 +39,7 @@ class Recipe:
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
         draws: gates drawn for a batch, each for its part of the examples.
-        sample: whether a draw is for all these examples, or every one has gates of its own.
+        per_example: whether every example has gates of its own instead.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         round_to: what is left of a width is then a multiple of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
@@ -59,7 +58,7 @@ class Recipe:
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
     draws: int = 1
-    sample: Sample = "batch"
+    per_example: bool = False
     shrink: int = 0
     round_to: int = 1
     bf16: bool = False

@@ -99,8 +99,8 @@ def _advice(experiment: Experiment, out: Path) -> str:
     """Where a setting is one's own and would be tried on the test set: how to choose instead."""
     published = {(), *NETWORKS[experiment.network].rows}  # dense networks have no lambdas
     own = experiment.method == "budget" or experiment.lam not in published
-    own |= bool(experiment.weight_decay or experiment.shrink) or experiment.epochs != EPOCHS
-    own |= experiment.sample != "batch"
+    own |= bool(experiment.weight_decay or experiment.shrink or experiment.per_example)
+    own |= experiment.epochs != EPOCHS
     if experiment.validate or not own:
         return ""
     folders = map(RunFolder, sorted(out.glob(f"{experiment.network}-*")))

@@ -41,13 +41,13 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this file lies in, marked if it was changed.
+    """What HARDCONCRETE_COMMIT says, or the commit of the checkout this file lies in.
 
-    Without a checkout it is what HARDCONCRETE_COMMIT says, if anything.
+    That is marked if it was changed.
     """
-    root = Path(__file__).parents[3]
-    if not (root / ".git").exists() or not (root / "src/hardconcrete").is_dir():
-        return os.environ.get("HARDCONCRETE_COMMIT")
+    root, told = Path(__file__).parents[3], os.environ.get("HARDCONCRETE_COMMIT")
+    if told or not (root / ".git").exists() or not (root / "src/hardconcrete").is_dir():
+        return told or None
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603

@@ -81,7 +81,7 @@ class Stack:
     def _no_noise(self) -> Tensor:
         """Room for that of every network or, in one network, of every draw."""
         first = self.learners[0]
-        examples = [self.order.shape[-1]] if first.recipe.sample == "example" else []
+        examples = [self.order.shape[-1]] if first.recipe.per_example else []
         draws = max(len(self.learners), first.recipe.draws)
         return torch.zeros(draws, *examples, first.gates, device=first.device)
 
