@@ -1,32 +1,32 @@
+import copy
+import pickle
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn, tanh
-from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import GateError
+from hardconcrete.gating.recomputation import Draws
 
 Loss = Callable[[hc.GatedModel, Tensor], Tensor]
 
 
 class Regions(nn.Module):
-    """Layers that are compiled one by one, each in a checkpoint or not."""
+    """Layers that run one by one, as they are told."""
 
-    def __init__(self, compiled: bool, checkpointed: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
-        self.checkpointed = checkpointed
-        region = torch.compile(_region, backend="aot_eager", fullgraph=True)
-        self.region = region if compiled else _region
+        self.run: Callable[..., Tensor] = _region
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            if self.checkpointed:
-                x = checkpoint(self.region, layer, x, use_reentrant=False)
-            else:
-                x = self.region(layer, x)
+            x = self.run(layer, x)
         return x
 
 
@@ -34,16 +34,37 @@ def _region(layer: nn.Module, x: Tensor) -> Tensor:
     return tanh(layer(x))
 
 
-def slopes(use: Loss, compiled: bool, checkpointed: bool, sample: str = "batch") -> list[Tensor]:
+def slopes(
+    use: Loss,
+    *,
+    compiled: bool = False,
+    inner: bool = False,
+    outer: bool = False,
+    sample: Any = "batch",
+) -> list[Tensor]:
+    """Gradients of a loss, with a checkpoint inside of the compiled layers or around them."""
     torch._dynamo.reset()
     torch.manual_seed(1)
-    model = Regions(False, False)
+    model = Regions()
     sites = ["layers.0:in", "layers.1:in"]
-    gated = hc.attach_gates(model, torch.zeros(2, 6), sites=sites, sample=sample)  # type: ignore[arg-type]
-    model.region, model.checkpointed = Regions(compiled, checkpointed).region, checkpointed
+    gated = hc.attach_gates(model, torch.zeros(2, 6), sites=sites, sample=sample)
+    if inner:
+        model.run = partial(checkpoint, _region, use_reentrant=False)
+    if compiled:
+        model.run = torch.compile(model.run, backend="aot_eager")
+    if outer:
+        model.run = partial(checkpoint, model.run, use_reentrant=False)
     torch.manual_seed(2)
-    use(gated, torch.randn(4, 6)).square().sum().backward()
+    loss = use(gated, torch.randn(4, 6)).square().sum()
+    if loss.requires_grad:
+        loss.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in gated.parameters()]
+
+
+def assert_same(use: Loss, **how: Any) -> None:
+    expected = slopes(use, sample=how.get("sample", "batch"))
+    assert any(slope.any() for slope in expected)
+    torch.testing.assert_close(slopes(use, **how), expected)
 
 
 def once(gated: hc.GatedModel, x: Tensor) -> Tensor:
@@ -63,15 +84,9 @@ def frozen(gated: hc.GatedModel, x: Tensor) -> Tensor:
     return gated(x)
 
 
-def frozen_since(gated: hc.GatedModel, x: Tensor) -> Tensor:
-    result = gated(x)
-    gated.freeze_gates()
-    return result
-
-
 def inside_another_draw(gated: hc.GatedModel, x: Tensor) -> Tensor:
     result = gated(x)
-    with gated.draw():
+    with gated.draw(len(x)):
         gated.model(x)
         result.sum().backward(retain_graph=True)
     return result
@@ -79,34 +94,107 @@ def inside_another_draw(gated: hc.GatedModel, x: Tensor) -> Tensor:
 
 def inside_its_draw(gated: hc.GatedModel, x: Tensor) -> Tensor:
     with gated.draw():
-        result = gated.model(x)
-        result.sum().backward(retain_graph=True)
-    return result
+        gated.model(x).square().sum().backward(retain_graph=True)
+    return x
+
+
+def parts_of_a_draw(gated: hc.GatedModel, x: Tensor) -> Tensor:
+    with gated.draw():
+        for part in x.split(2):
+            gated.model(part).square().sum().backward(retain_graph=True)
+    return x
+
+
+@pytest.mark.parametrize("use", [once, twice, own_output, frozen, inside_another_draw])
+def test_layers_compiled_on_their_own(use: Loss) -> None:
+    assert_same(use, compiled=True)
+
+
+def test_a_checkpoint_compiled_with_its_layer() -> None:
+    """The recomputation is part of the compiled backward, and runs outside of the call."""
+    for use in (once, twice, own_output, inside_another_draw):
+        assert_same(use, compiled=True, inner=True)
+
+
+def test_compiled_layers_recomputed_in_their_own_draw() -> None:
+    assert_same(inside_its_draw, compiled=True, outer=True)
+    assert_same(parts_of_a_draw, compiled=True, outer=True)
 
 
 @pytest.mark.parametrize(
-    "use",
-    [once, twice, own_output, frozen, inside_another_draw, inside_its_draw],
+    ("use", "words"),
+    [
+        (once, "has to be compiled with them"),
+        (frozen, "has to be compiled with them"),
+        (inside_another_draw, "while other gates are drawn than in their forward"),
+    ],
 )
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_layers_compiled_on_their_own(use: Loss, checkpointed: bool) -> None:
-    """A recomputation runs the code of the forward, and sees its draw."""
-    expected = slopes(use, compiled=False, checkpointed=False)
-    assert any(slope.any() for slope in expected)
-    torch.testing.assert_close(slopes(use, True, checkpointed), expected)
+def test_compiled_layers_recomputed_elsewhere_are_refused(use: Loss, words: str) -> None:
+    """They would see no draw, or another one."""
+    with pytest.raises(GateError, match=words):
+        slopes(use, compiled=True, outer=True)
 
 
-def test_compiled_layers_frozen_before_they_are_recomputed_are_refused() -> None:
-    """By torch: the code that runs then keeps other tensors."""
-    with pytest.raises(CheckpointError):
-        slopes(frozen_since, True, True)
+def test_a_recomputation_that_is_not_by_torch_is_refused_in_another_draw() -> None:
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, run: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+            ctx.run = run
+            ctx.save_for_backward(x)
+            return run(x)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                return None, *torch.autograd.grad(ctx.run(x), x, *gradients)
+
+    gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
+    run = torch.compile(gated.model, backend="aot_eager")
+    with gated.draw():
+        result = Again.apply(run, torch.ones(2, 6, requires_grad=True))
+    with gated.draw(), pytest.raises(GateError, match=r"finds 0 draws|than in their forward"):
+        result.sum().backward()
 
 
-def test_gates_of_every_example_are_not_recomputed_by_compiled_layers() -> None:
-    expected = slopes(once, compiled=False, checkpointed=False, sample="example")
-    torch.testing.assert_close(slopes(once, True, False, "example"), expected)
-    with pytest.raises(GateError, match="compile the checkpoint with them"):
-        slopes(once, True, True, "example")
+@pytest.mark.parametrize("x", [torch.ones(2, 6), torch.ones(2, 6, requires_grad=True)])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_compiled_layers_in_a_reentrant_checkpoint_are_refused(x: Tensor) -> None:
+    gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
+    run = torch.compile(gated.model, backend="aot_eager")
+    with gated.draw(), pytest.raises(GateError, match="use_reentrant=False"):
+        checkpoint(run, x, use_reentrant=True)
+    with gated.draw(), torch.no_grad():
+        run(x)
+
+
+def test_copies_are_compiled_for_draws_of_their_own() -> None:
+    gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
+    copies = [copy.deepcopy(gated), pickle.loads(pickle.dumps(gated))]
+    numbers = {each.gates._draws.number for each in (gated, *copies)}
+    assert len(numbers) == 3
+    assert numbers <= {*Draws.numbered}
+
+
+def test_one_graph_that_draws_for_itself_asks_nothing() -> None:
+    """Nothing outside of it can have drawn, and nothing keeps it from being fused."""
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph
+
+    gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
+    torch.compile(gated, backend=backend, fullgraph=True)(torch.ones(2, 6))
+    with gated.draw():
+        torch.compile(gated.model, backend=backend, fullgraph=True)(torch.ones(2, 6))
+    assert ["if_own" in code for code in graphs] == [False, True]
+
+
+def test_gates_of_every_example_are_checked_too() -> None:
+    assert_same(once, compiled=True, sample="example")
+    with pytest.raises(GateError, match="than in their forward"):
+        slopes(inside_another_draw, compiled=True, outer=True, sample="example")
 
 
 def test_compiled_code_outside_of_a_draw_is_refused() -> None:

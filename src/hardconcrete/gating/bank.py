@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.gating.compiled import NO_VALUE, as_drawn
-from hardconcrete.gating.recomputation import Draws, in_backward, refuse_reentrant
+from hardconcrete.gating.compiled import if_own
+from hardconcrete.gating.recomputation import (
+    Draws,
+    in_backward,
+    loses_gradients,
+    refuse_reentrant,
+)
 
 Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]
@@ -43,7 +48,7 @@ class GateBank(nn.Module):
 
     generator: torch.Generator | None
     _drawn: Values | None
-    _whole: Tensor | None
+    _outside: Tensor | None
     _read: Values | None
     _draws: Draws
 
@@ -92,17 +97,17 @@ class GateBank(nn.Module):
     @contextmanager
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> Iterator[None]:
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
-        before = self._drawn, self._whole, self._read
+        before = self._drawn, self._outside, self._read
         noted = None  # or which draw whatever is recomputed of the call later shall see
         if drawn is not None and not torch.compiler.is_compiling():
             noted = self._draws.enter(drawn, self.frozen)
-        self._whole = None if torch.compiler.is_compiling() else drawn
         self._drawn = None if drawn is None else self._by_group(drawn)
+        self._outside = None if torch.compiler.is_compiling() else drawn
         self._read = None if read is None else self._by_group(read)
         try:
             yield
         finally:
-            self._drawn, self._whole, self._read = before
+            self._drawn, self._outside, self._read = before
             if drawn is not None and not torch.compiler.is_compiling():
                 self._draws.leave(noted)
 
@@ -114,25 +119,32 @@ class GateBank(nn.Module):
         """The gates as a module reads them now: a draw in training, else the readout."""
         if not training or (self._drawn is None and self._read is not None):
             return self._by_group(self.readout()) if self._read is None else self._read
-        if torch.compiler.is_compiling() and (self._drawn is None or self._whole is not None):
-            return self._by_group(self._outside())
         if in_backward():
             frozen = self.readout().detach() if self.frozen else None
             return self._by_group(self._draws.recomputed(frozen))
         if self._drawn is None:
-            raise GateError(NO_VALUE)
-        refuse_reentrant(self._drawn[0])
-        if not torch.compiler.is_compiling() and self._draws.told != get_ident():
+            raise GateError(
+                "gates have no value here: in training they are drawn for one call of the "
+                "GatedModel; call it instead of its inner model, put other methods inside "
+                "`with gated.draw():`, or call gated.eval() for the test-time values. (Around layers "
+                "that are compiled on their own, a checkpoint has to be compiled with them.)"
+            )
+        if torch.compiler.is_compiling():
+            return self._drawn if self._outside is None else self._if_own(self._drawn)
+        if loses_gradients(self._drawn[0]):
+            refuse_reentrant()
+        if self._draws.told != get_ident():
             self._draws.tell()
         return self._drawn
 
-    def _outside(self) -> Tensor:
-        """For compiled code, what is drawn outside of it when it runs."""
-        z = self._whole
-        if z is None:  # then it may be a recomputation, whose gradients are thrown away
-            z = self.readout().detach() if self.frozen else self.log_alpha
-        seen: Tensor = as_drawn(z, self._draws.number, self._whole is not None, self.frozen)
-        return seen
+    def _if_own(self, values: Values) -> Values:
+        """A draw for compiled code that was made outside of it."""
+        drawn: Any = self._outside
+        if torch.compiler.is_exporting() or torch._C._functorch.maybe_current_level() is not None:
+            return values  # nothing is recomputed there
+        lost = loses_gradients(drawn)
+        one = if_own(drawn.detach(), self._draws.number, self.frozen, lost)
+        return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves to other devices, and never to another precision."""
@@ -173,7 +185,7 @@ def _nothing_held() -> dict[str, Any]:
     """The attributes that no copy carries along."""
     return {
         "_drawn": None,
-        "_whole": None,
+        "_outside": None,
         "_read": None,
         "_draws": Draws(),
         "generator": None,

@@ -1,49 +1,42 @@
 """What compiled code sees of a draw that was made outside of it.
 
-Code that is compiled once runs in forwards and in recomputations alike, and cannot ask which: an
-operation that it does not look into asks when it runs.
+Such code reads whatever draw is held when it runs, in forwards and in recomputations alike, and
+cannot ask which it is: an operation that the compiler does not look into asks for it.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardconcrete.errors import GateError
-from hardconcrete.gating.recomputation import Draws, in_checkpoint
+from hardconcrete.gating.recomputation import Draws, refuse_reentrant
 
-NO_VALUE = (
-    "gates have no value here: in training they are drawn for one call of the GatedModel; call it "
-    "instead of its inner model, put other methods inside `with gated.draw():`, or call "
-    "gated.eval() for the test-time values"
+_LIBRARY = torch.library.Library("hardconcrete", "FRAGMENT")
+_LIBRARY.define(
+    "if_own(Tensor z, int draws, bool frozen, bool lost) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),  # a replay would not ask
 )
 
 
-@torch.library.custom_op(  # a replayed graph would not ask
-    "hardconcrete::as_drawn", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
-)
-def as_drawn(z: Tensor, draws: int, held: bool, frozen: bool) -> Tensor:
-    """The draw in force, which is z if it is held; a recomputation gets that of its forward."""
-    if not in_checkpoint():
-        if not held:
-            raise GateError(NO_VALUE)
-        return z.clone()
-    own = Draws.numbered[draws].recomputed(z if frozen else None).detach()
-    if own.shape != z.shape:
-        raise GateError(
-            "layers that were compiled on their own cannot be recomputed with a gate per example: "
-            "compile the checkpoint with them, or use sample='batch'"
-        )
-    return own.clone()
+def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
+    """1 where z is the draw that what runs now has to see; refused otherwise.
+
+    Args:
+        z: the draw that is held, without its gradient.
+        draws: the number of what knows the others.
+        frozen: whether the gates are.
+        lost: whether gradients of z would be, if this is the forward of a reentrant checkpoint.
+    """
+    one: Tensor = torch.ops.hardconcrete.if_own(z, draws, frozen, lost)
+    return one
 
 
-@as_drawn.register_fake
-def _(z: Tensor, draws: int, held: bool, frozen: bool) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(z)
+@torch.library.impl(_LIBRARY, "if_own", "CompositeExplicitAutograd")
+def _asked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
+    if lost:
+        refuse_reentrant()
+    Draws.numbered[draws].refuse_other(z, frozen)
+    return z.new_ones(())
 
 
-def _backward(_: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-    return gradient, None, None, None
-
-
-as_drawn.register_autograd(_backward)
+@torch.library.register_fake("hardconcrete::if_own", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _shaped(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:  # noqa: ARG001
+    return z.new_empty(())

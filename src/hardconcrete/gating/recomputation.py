@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from itertools import count, pairwise
 from operator import itemgetter
 from threading import Thread, current_thread, get_ident
-from types import CodeType, FrameType
-from typing import ClassVar
+from types import FrameType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction
 
 from hardconcrete.errors import GateError
 
@@ -34,28 +34,20 @@ def in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def refuse_reentrant(drawn: Tensor) -> None:
+def loses_gradients(drawn: Tensor) -> bool:
+    """Whether no gradients are computed here, though the draw has one."""
+    return drawn.requires_grad and not torch.is_grad_enabled()
+
+
+def refuse_reentrant() -> None:
     """Refuse a reentrant checkpoint, which where no input needs a gradient is not even recomputed.
 
-    Its forward runs without gradients, though the draw has one.
+    Its forward loses gradients.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not drawn.requires_grad:
-        return
-    if any(code is checkpoint.CheckpointFunction.forward.__code__ for code in _running()):
-        raise GateError(REENTRANT)
-
-
-def in_checkpoint() -> bool:
-    """Whether torch's checkpointing runs a forward again, for a backward that is under way."""
-    here = checkpoint.__file__
-    return in_backward() and any(code.co_filename == here for code in _running())
-
-
-def _running() -> Iterator[CodeType]:
-    """What this thread is in, innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        yield frame.f_code
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            raise GateError(REENTRANT)
         frame = frame.f_back
 
 
@@ -82,7 +74,7 @@ class Draws:
     """
 
     numbered: ClassVar[weakref.WeakValueDictionary[int, "Draws"]] = weakref.WeakValueDictionary()
-    """All there are, for compiled code, which holds numbers."""
+    """All there are, for compiled code, which can hold a number."""
     _numbers: ClassVar[Iterator[int]] = count()
 
     def __init__(self) -> None:
@@ -147,6 +139,20 @@ class Draws:
         mine.note(mine.now)
         self.told = get_ident()
 
+    def refuse_other(self, held: Tensor, frozen: bool) -> None:
+        """Gates are read by compiled code: in a recomputation, only those of its forward."""
+        if not in_backward():
+            if self.told != get_ident():
+                self.tell()
+            return
+        own = self._again[-1] if self._again else self._own(False, held if frozen else None)
+        if not torch.equal(own, held):
+            raise GateError(
+                "layers that were compiled on their own are recomputed while other gates are drawn "
+                "than in their forward: call backward outside of gated.draw(), or compile the "
+                "checkpoint with them"
+            )
+
     @_disable_dynamo
     def recomputed(self, frozen: Tensor | None) -> Tensor:
         """The draw of the forward that is being recomputed, or what gates had that were frozen."""
@@ -177,8 +183,9 @@ class Draws:
 
     def _own(self, ended: bool, otherwise: Tensor | None = None) -> Tensor:
         """What was in force for the node being differentiated, or ``ended`` before it was made."""
-        number = torch._C._current_autograd_node()._sequence_nr()
-        found = [each.at(number, ended) for each in list(self._threads.values())]
+        node = torch._C._current_autograd_node()  # none where a backward is compiled
+        threads = list(self._threads.values()) if node is not None else []
+        found = [each.at(node._sequence_nr(), ended) for each in threads]
         draws = [drawn for drawn in found if drawn is not None]
         if not draws and otherwise is not None and not self._elsewhere:
             return otherwise
@@ -190,6 +197,10 @@ class Draws:
                 "backward, and not in several threads"
             )
         return draws[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles know of no draws, and have a number of their own."""
+        return Draws, ()
 
 
 class _Drawing:
