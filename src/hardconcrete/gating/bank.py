@@ -48,7 +48,7 @@ class GateBank(nn.Module):
 
     generator: torch.Generator | None
     _drawn: Values | None
-    _outside: Tensor | None
+    _outside: Tensor | None  # all that is drawn, unless compiled code has drawn it for itself
     _read: Values | None
     _draws: Draws
 
@@ -126,8 +126,8 @@ class GateBank(nn.Module):
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
                 "GatedModel; call it instead of its inner model, put other methods inside "
-                "`with gated.draw():`, or call gated.eval() for the test-time values. (Around layers "
-                "that are compiled on their own, a checkpoint has to be compiled with them.)"
+                "`with gated.draw():`, or call gated.eval() for the test-time values. (Around "
+                "layers that are compiled on their own, a checkpoint has to be compiled with them.)"
             )
         if torch.compiler.is_compiling():
             return self._drawn if self._outside is None else self._if_own(self._drawn)
