@@ -1,4 +1,5 @@
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -166,6 +167,67 @@ def test_compiled_layers_in_a_reentrant_checkpoint_are_refused(x: Tensor) -> Non
         checkpoint(run, x, use_reentrant=True)
     with gated.draw(), torch.no_grad():
         run(x)
+
+
+def test_compiled_and_eager_checkpoints_in_parts_of_a_draw() -> None:
+    """After an eager recomputation the call goes on: what is compiled then belongs to it."""
+    gated = hc.attach_gates(Regions(), torch.zeros(2, 6), sites=["layers.0:in", "layers.1:in"])
+    compiled = torch.compile(_region, backend="aot_eager")
+
+    def found(checkpointed: bool) -> list[Tensor]:
+        runs = dict.fromkeys(gated.model.layers, _region)
+        if checkpointed:
+            first, second = gated.model.layers
+            runs = {first: partial(checkpoint, compiled, use_reentrant=False)}
+            runs |= {second: partial(checkpoint, _region, use_reentrant=False)}
+        gated.model.run = lambda layer, x: runs[layer](layer, x)
+        torch.manual_seed(2)
+        gated.zero_grad()
+        with torch._functorch.config.patch(donated_buffer=False):  # graphs are retained
+            parts_of_a_draw(gated, torch.randn(4, 6))
+        return [p.grad.clone() for p in gated.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(found(True), found(False))
+
+
+def test_compiled_layers_after_an_eager_recomputation_frozen_since_are_refused() -> None:
+    gated = hc.attach_gates(Regions(), torch.zeros(2, 6), sites=["layers.0:in", "layers.1:in"])
+    first, second = gated.model.layers
+    x = torch.randn(4, 6)
+    compiled = torch.compile(_region, backend="aot_eager")
+    with gated.draw():
+        checkpoint(_region, second, x, use_reentrant=False).sum().backward(retain_graph=True)
+        result = checkpoint(compiled, first, x, use_reentrant=False).sum()
+    gated.freeze_gates()
+    with gated.draw(), pytest.raises(GateError, match="than in their forward"):
+        result.backward()
+
+
+def test_a_compiled_checkpoint_of_gates_that_do_not_learn() -> None:
+    def untaught(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        gated.gates.log_alpha.requires_grad_(False)
+        return gated(x)
+
+    assert_same(untaught, compiled=True, inner=True)
+
+
+def test_a_compiled_checkpoint_outlives_its_model() -> None:
+    def called(x: Tensor) -> Tensor:
+        gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
+        gated.freeze_gates()  # a draw of gates that learn would keep them
+        layer = torch.compile(
+            lambda x: checkpoint(gated.model, x, use_reentrant=False), backend="aot_eager"
+        )
+        with gated.draw():
+            return layer(x)
+
+    x = torch.ones(2, 6, requires_grad=True)
+    before, result = {*Draws.numbered}, called(x)
+    torch._dynamo.reset()
+    gc.collect()
+    assert before >= {*Draws.numbered}, "the model is gone"
+    result.sum().backward()
+    assert x.grad is not None
 
 
 def test_copies_are_compiled_for_draws_of_their_own() -> None:

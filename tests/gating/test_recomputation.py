@@ -334,6 +334,19 @@ def test_the_whole_model_frozen_before_its_call_or_after_it() -> None:
         results("---", after)
 
 
+def test_gates_that_did_not_learn_when_they_were_drawn_and_are_frozen_since_are_refused() -> None:
+    """Nothing is kept of such a draw, and the readout is another."""
+
+    def since(gated: hc.GatedModel, x: Tensor) -> Tensor:
+        gated.gates.log_alpha.requires_grad_(False)
+        result = gated(x)
+        gated.freeze_gates()
+        return result
+
+    with pytest.raises(GateError, match="finds 0 draws"):
+        results("NNN", since)
+
+
 def test_a_draw_without_gradients_inside_a_segment_is_refused() -> None:
     """Nothing is kept of it to compare with."""
 

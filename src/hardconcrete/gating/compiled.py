@@ -33,7 +33,8 @@ def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
 def _asked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     if lost:
         refuse_reentrant()
-    Draws.numbered[draws].refuse_other(z, frozen)
+    if draws in Draws.numbered:  # else the model is gone, and holds nothing
+        Draws.numbered[draws].refuse_other(z, frozen)
     return z.new_ones(())
 
 

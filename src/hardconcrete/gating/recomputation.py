@@ -83,6 +83,7 @@ class Draws:
         self._threads: dict[Thread, _Drawing] = {}
         self._many = MANY
         self._again: list[Tensor] = []
+        self._unseen = False  # whether gates were drawn that neither learn nor are frozen
         self._elsewhere = False  # whether a thread has read gates that another one drew
         self.told: int | None = None  # the thread whose last word is the draw that it holds
 
@@ -92,7 +93,9 @@ class Draws:
         if in_backward():
             self._again.append(self._same(drawn, frozen))
             return None
+        self._unseen |= not frozen and torch.is_grad_enabled() and drawn.grad_fn is None
         mine = self._threads.setdefault(current_thread(), _Drawing())
+        mine.held.append(drawn.detach())
         mine.calls.append(self._kept(drawn))
         mine.note(mine.now)
         self.told = get_ident()
@@ -104,6 +107,7 @@ class Draws:
         if mine is None:
             self._again.pop()
             return
+        mine.held.pop()
         mine.calls.pop()
         mine.note(mine.now)
         self.told = get_ident() if mine.calls else None
@@ -139,18 +143,22 @@ class Draws:
         mine.note(mine.now)
         self.told = get_ident()
 
-    def refuse_other(self, held: Tensor, frozen: bool) -> None:
-        """Gates are read by compiled code: in a recomputation, only those of its forward."""
+    def refuse_other(self, z: Tensor, frozen: bool) -> None:
+        """Gates are read by compiled code: in a recomputation, only those of its forward.
+
+        A compiled backward that recomputes for itself has kept them; they need not be held.
+        """
         if not in_backward():
             if self.told != get_ident():
                 self.tell()
             return
-        own = self._again[-1] if self._again else self._own(False, held if frozen else None)
-        if not torch.equal(own, held):
+        held = [each for mine in list(self._threads.values()) for each in mine.held]
+        if self._again or not any(torch.equal(each, z) for each in held):
+            return
+        if not torch.equal(self._own(False, z if frozen else None), z):
             raise GateError(
                 "layers that were compiled on their own are recomputed while other gates are drawn "
-                "than in their forward: call backward outside of gated.draw(), or compile the "
-                "checkpoint with them"
+                "than in their forward: compile the checkpoint with them"
             )
 
     @_disable_dynamo
@@ -158,8 +166,9 @@ class Draws:
         """The draw of the forward that is being recomputed, or what gates had that were frozen."""
         drawn = self._again[-1] if self._again else self._own(ended=False, otherwise=frozen)
         mine = self._threads.get(current_thread())
-        if mine is not None:  # what a recomputation makes is of no call
+        if mine is not None:  # what a recomputation makes is of no call, what follows is again
             mine.note(None)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: mine.note(mine.now))
         self.told = None
         return drawn
 
@@ -187,7 +196,7 @@ class Draws:
         threads = list(self._threads.values()) if node is not None else []
         found = [each.at(node._sequence_nr(), ended) for each in threads]
         draws = [drawn for drawn in found if drawn is not None]
-        if not draws and otherwise is not None and not self._elsewhere:
+        if not draws and otherwise is not None and not self._elsewhere and not self._unseen:
             return otherwise
         if len(draws) != 1 or self._elsewhere:
             raise GateError(
@@ -207,6 +216,7 @@ class _Drawing:
     """What one thread has drawn: the calls it is in, and from which node on which draw held."""
 
     def __init__(self) -> None:
+        self.held: list[Tensor] = []
         self.calls: list[Kept] = []
         self.timeline: list[tuple[int, Kept]] = []
 
