@@ -30,8 +30,10 @@ BATCHES = {
     "augmented, 20": (True, 20),
     "augmented, 100": (True, 100),
     "augmented, all": (True, None),
+    "plain, 100": (False, 100),
+    "plain, all": (False, None),
 }
-BATCHES |= {"plain, 100": (False, 100), "plain, all": (False, None)}
+"""On which training images batch norms are estimated: whether augmented, and how many batches."""
 
 
 def main() -> None:

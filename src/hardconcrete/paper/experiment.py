@@ -89,7 +89,7 @@ class Experiment:
             of ``QUIRKS``.
         weight_decay: coefficient of the L2 norm, expected under the gates (eq. 17); the paper's own
             rows on MNIST have none.
-        per_example: draw gates for every example instead of once per batch, as the paper does.
+        per_example: draw gates for every example; the paper draws them once per batch.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
         macs: multiply-adds that the budget leaves, as a part of the dense ones.
         params: parameters likewise.
