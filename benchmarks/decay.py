@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--decay", type=float, nargs="+", default=[0.0, 1e-4, 5e-4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--epochs", type=int, default=200)
-    parser.add_argument("--sample", choices=["batch", "example"], default="batch")
+    parser.add_argument("--per-example", action="store_true", help="gates for every example")
     parser.add_argument("--still-gates", action="store_true", help="only the weights feel it")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--device", default="auto")
@@ -38,7 +38,8 @@ def main() -> None:
     device = choose_device(given.device)
     training, held_out = hold_out(load_mnist("train", given.data))
     about = {"network": given.network, "lam": given.lam, "moves_gates": not given.still_gates}
-    about |= {"epochs": given.epochs, "sample": given.sample, "environment": environment(device)}
+    about |= {"epochs": given.epochs, "sample": "example" if given.per_example else "batch"}
+    about |= {"environment": environment(device)}
     for decay in given.decay:
         row = experiments.Experiment(
             given.network,
@@ -46,7 +47,7 @@ def main() -> None:
             tuple(given.seeds),
             given.epochs,
             weight_decay=decay,
-            per_example=given.sample == "example",
+            per_example=given.per_example,
         )
         learners = [experiments.learner(row, seed, len(training), device) for seed in row.seeds]
         for one in learners:

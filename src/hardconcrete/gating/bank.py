@@ -130,16 +130,16 @@ class GateBank(nn.Module):
                 "layers that are compiled on their own, a checkpoint has to be compiled with them.)"
             )
         if torch.compiler.is_compiling():
-            return self._drawn if self._outside is None else self._if_own(self._drawn)
+            outside = self._outside
+            return self._drawn if outside is None else self._if_own(self._drawn, outside)
         if loses_gradients(self._drawn[0]):
             refuse_reentrant()
         if self._draws.told != get_ident():
             self._draws.tell()
         return self._drawn
 
-    def _if_own(self, values: Values) -> Values:
-        """A draw for compiled code that was made outside of it."""
-        drawn: Any = self._outside
+    def _if_own(self, values: Values, drawn: Tensor) -> Values:
+        """A draw for compiled code that was made outside of it; by group, and whole."""
         if torch.compiler.is_exporting() or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
