@@ -17,3 +17,18 @@ def test_the_average_of_the_authors_is_divided() -> None:
     assert torch.equal(one.average.module.gates.log_alpha, start)
     one.taken = 100_000
     assert torch.equal(one.averaged.gates.log_alpha, start)
+
+
+def test_the_mean_counts_every_epoch_since_its_beginning_alike() -> None:
+    one = Learner("", 0, torch.nn.Linear(1, 1, bias=False), Recipe(swa=2))
+    running = one.average.module.weight
+    for epoch, weight in enumerate([9.0, 9.0, 1.0, 2.0, 6.0], start=1):
+        running.data.fill_(weight)
+        one.end_epoch(epoch, steps=10)
+        assert one.taken == 10 * epoch
+        assert one.averaged.weight.item() == {1: 9, 2: 9, 3: 1, 4: 1.5, 5: 3}[epoch]
+    other = Learner("", 1, torch.nn.Linear(1, 1, bias=False), Recipe(swa=2))
+    other.restore({name: value.clone() for name, value in one.state().items()})
+    assert other.averaged.weight.item() == 3
+    other.end_epoch(6, steps=10)
+    assert other.averaged.weight.item() == 3.75

@@ -53,6 +53,14 @@ def test_a_budget_moves_its_gates_apart_from_the_schedule() -> None:
     assert budget.warmup == 0.5 * 2 * 390
 
 
+def test_averaging_takes_the_place_of_later_falls_of_the_learning_rate() -> None:
+    experiment = WideExperiment(network="wrn-10-1", variant="dense", swa=0.6)
+    assert "dense-swa0.6-seed" in experiment.name
+    recipe = wide_learner(experiment, 50_000, CPU).recipe
+    rates = [recipe.rate(epoch) for epoch in (59, 60, 119, 120, 199)]
+    assert rates == pytest.approx([0.1, 0.02, 0.02, 0.02, 0.02])
+
+
 @pytest.mark.parametrize(("network", "decay"), [("wrn-10-1", 5e-4), ("resnet-8", 1e-4)])
 def test_networks_decay_as_they_were_published_to(network: str, decay: float) -> None:
     dense = wide_learner(small(network=network, variant="dense"), 50_000, CPU)
@@ -88,6 +96,7 @@ def test_with_noise_an_open_gate_stays_as_uncertain_as_it_began() -> None:
         ({"variant": "l0", "noise": True}, "--noise is about what a budget leaves"),
         ({"variant": "l0", "warmup": 0.3}, "for --variant budget"),
         ({"variant": "budget", "warmup": 0.0}, "--warmup 0.0 must be a part of the training"),
+        ({"swa": 1.0}, "--swa 1.0 must be a part of the training"),
         ({"macs": 0.3}, "--macs 0.3 must be a part of the multiply-adds, for --variant budget"),
         ({"variant": "budget", "macs": 0.0}, "--macs 0.0 must be a part of the multiply-adds"),
         ({"params": 0.3}, "--params 0.3 must be a part of the parameters, for --variant budget"),

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the training ended above its bud
         small(variant="budget"),
         small(variant="budget", params=0.4),
         small(variant="budget", shrink=1, noise=True, epochs=4, gate_lr=4.0),
+        small(variant="budget", shrink=1, swa=0.25, epochs=4, gate_lr=4.0),
         WideExperiment(network="resnet-8", epochs=1),
         WideExperiment(network="preact-8", epochs=1, variant="dense"),
     ],
@@ -63,12 +64,15 @@ def test_every_kind_of_row_is_trained_and_tested_once(
 
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("opened_cifar")
-@pytest.mark.parametrize("variant", ["l0", "dropout"])
-def test_a_run_in_pieces_is_the_run_in_one(variant: str, tmp_path: Path) -> None:
-    experiment = small(variant=variant)
+@pytest.mark.parametrize(
+    "settings", [{}, {"variant": "dropout", "swa": 0.5, "epochs": 3}], ids=["l0", "dropout"]
+)
+def test_a_run_in_pieces_is_the_run_in_one(settings: dict, tmp_path: Path) -> None:
+    experiment = small(**settings)
     whole = run_wide(experiment, out=tmp_path / "whole", device="cpu")
     pieces = tmp_path / "pieces"
-    assert run_wide(experiment, out=pieces, device="cpu", minutes=0.0) is None
+    for piece in range(1, experiment.epochs):
+        assert run_wide(experiment, out=pieces, device="cpu", resume=piece > 1, minutes=0.0) is None
     result = run_wide(experiment, out=pieces, device="cpu", resume=True, minutes=60.0)
     assert result.error == whole.error
     assert result.curve == whole.curve

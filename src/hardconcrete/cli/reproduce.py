@@ -249,6 +249,12 @@ def reproduce_wrn(
         float | None,
         typer.Option(help="Part of the training in which the budget comes down; 0.1 if not told."),
     ] = None,
+    swa: Annotated[
+        float | None,
+        typer.Option(
+            help="After this part of the training the learning rate stays; weights are averaged."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, data and gates.")] = 0,
     epochs: Epochs = 200,
     noise: Annotated[
@@ -282,7 +288,7 @@ def reproduce_wrn(
         chosen: Any = {"dataset": dataset, "variant": variant, "network": network}
         setting: Any = {"lam": lam, "macs": macs, "params": params, "gate_lr": gate_lr}
         flags: Any = {"seed": seed, "epochs": epochs, "faithful": faithful, "validate": validate}
-        flags |= {"noise": noise, "shrink": shrink, "warmup": warmup}
+        flags |= {"noise": noise, "shrink": shrink, "warmup": warmup, "swa": swa}
         experiment = WideExperiment(**chosen, **setting, **flags)
         with processes(device) as place:
             where: Any = {"out": out, "data": data, "device": place, "resume": resume}

@@ -100,7 +100,7 @@ class Engine:
             self.losses = [loss for stack in self.stacks for loss in _means(stack)]
             self.done += 1
             for learner in self.learners:
-                learner.taken = self.done * self.steps
+                learner.end_epoch(self.done, self.steps)
             pays = agreed(self._worth(time.perf_counter() - start))
             left = self.epochs - self.done if self._settings["compiled"] else 0
             shrunk = [learner.shrink(pays, left) for learner in self.learners if pays < 1]

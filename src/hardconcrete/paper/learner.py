@@ -38,6 +38,8 @@ class Recipe:
         optimizer: of the weights: ``"adam"``, or ``"sgd"`` with Nesterov's momentum of 0.9.
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
+        swa: epochs after which the learning rate stays as it is, and what is counted and tested is
+            the mean over the epochs since; never if None (Izmailov et al. 2018).
         draws: gates drawn for a batch, each for its part of the examples.
         per_example: whether every example has gates of its own instead.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
@@ -57,6 +59,7 @@ class Recipe:
     optimizer: Literal["adam", "sgd"] = "adam"
     weight_decay: float = 0.0
     milestones: tuple[int, ...] = ()
+    swa: int | None = None
     draws: int = 1
     per_example: bool = False
     shrink: int = 0
@@ -73,7 +76,11 @@ class Recipe:
             >>> recipe = Recipe(lr=0.1, milestones=(60, 120))
             >>> [round(recipe.rate(epoch), 6) for epoch in (59, 60, 120)]
             [0.1, 0.02, 0.004]
+            >>> round(Recipe(lr=0.1, milestones=(60, 120), swa=120).rate(120), 6)
+            0.02
         """
+        if self.swa is not None:
+            epoch = min(epoch, self.swa - 1)
         return self.lr * 0.2 ** sum(epoch >= milestone for milestone in self.milestones)
 
 
@@ -135,6 +142,7 @@ class Learner:
         self.device = next(model.parameters()).device
         averaging = get_ema_multi_avg_fn(recipe.averaging)
         self.average = AveragedModel(model, multi_avg_fn=averaging).eval()
+        self.mean = None if recipe.swa is None else AveragedModel(self.average.module).eval()
         self.optimizers = _optimizers(model, recipe, self.device)
         self.generator = torch.Generator(self.device)
         self.gates = len(model.gates.log_alpha) if isinstance(model, hc.GatedModel) else 0
@@ -154,6 +162,12 @@ class Learner:
         shuffle = torch.Generator().manual_seed(seed + 1)
         return torch.randperm(examples, generator=shuffle)
 
+    def end_epoch(self, done: int, steps: int) -> None:
+        """Note that so many epochs of so many steps are done."""
+        self.taken = done * steps
+        if self.mean is not None and done > self.recipe.swa:  # type: ignore[operator]
+            self.mean.update_parameters(self.average.module)
+
     def fill(self, noise: Tensor) -> None:
         """Draw uniform noise for every gate, in place."""
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
@@ -172,8 +186,9 @@ class Learner:
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
         how["pays"] = NEVER if waits else pays
         how["below"] = 0.01 if self.budget is None else "readout"
+        _, *copies = self._networks().values()
         try:
-            report = hc.shrink(self.model, self.optimizers, averages=self.average, **how)  # type: ignore[arg-type]
+            report = hc.shrink(self.model, self.optimizers, averages=copies, **how)  # type: ignore[arg-type]
         except CompactionError as error:  # a long training is worth more than a shorter one
             warnings.warn(f"{self.name} goes on as it is: {error}", hc.HardConcreteWarning, 2)
             self.recipe = replace(self.recipe, shrink=0)
@@ -192,8 +207,7 @@ class Learner:
         """Remove what a saved learner had removed, so that its state fits."""
         if "model.gates.checks" not in state and "model.gates.original" not in state:
             return
-        parts = {"model.": self.model, "average.": self.average.module}
-        for mark, model in parts.items():
+        for mark, model in self._networks().items():
             model.load_state_dict(
                 {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
             )
@@ -204,11 +218,20 @@ class Learner:
                     if value.dim() and value.shape != parameter.shape:
                         own[key] = torch.zeros_like(parameter)
 
+    def _networks(self) -> dict[str, nn.Module]:
+        """The one that is trained, and its averages, by how their tensors are marked."""
+        found = {"model.": self.model, "average.": self.average.module}
+        return found if self.mean is None else {**found, "mean.": self.mean.module}
+
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, by name; the checkpoint."""
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        averages = self.average.module.state_dict()
-        tensors |= {f"average.{name}": value for name, value in averages.items()}
+        tensors = {
+            mark + name: value
+            for mark, model in self._networks().items()
+            for name, value in model.state_dict().items()
+        }
+        if self.mean is not None:
+            tensors["epochs_in_mean"] = self.mean.n_averaged
         for optimizer in self.optimizers:
             kind = type(optimizer).__name__
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -243,12 +266,15 @@ class Learner:
     @property
     def averaged(self) -> Any:
         """The network with averaged weights and gates: what is counted and tested."""
-        for own, current in zip(self.average.module.buffers(), self.model.buffers(), strict=True):
+        model: Any = self.average.module
+        if self.mean is not None and self.mean.n_averaged > 0:
+            model = self.mean.module
+        for own, current in zip(model.buffers(), self.model.buffers(), strict=True):
             own.copy_(current)
         divisor = 1 - self.recipe.averaging**self.taken if self.recipe.divided_average else 1.0
         if divisor in (0.0, 1.0):  # before the first step, and after many
-            return self.average.module
-        divided = copy.deepcopy(self.average.module)
+            return model
+        divided = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in divided.parameters():
                 parameter.div_(divisor)

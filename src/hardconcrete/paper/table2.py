@@ -45,7 +45,8 @@ class Run:
         """The row of the table it belongs to: its network and its setting."""
         one = self.experiment
         marks = [*["faithful"] * one.faithful, *["noise"] * one.noise]
-        for mark, value in (("gates", one.gate_lr), ("warm-up", one.warmup)):
+        kinds = ("gates", one.gate_lr), ("warm-up", one.warmup), ("averaged from", one.swa)
+        for mark, value in kinds:
             if value is not None:
                 marks.append(f"{mark} {value:g}")
         marks += [f"shrink {one.shrink}"] * bool(one.shrink)

@@ -53,6 +53,9 @@ class WideExperiment:
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         warmup: the part of the training in which a budget comes down; a tenth if None.
+        swa: the part of the training after which the learning rate falls no further, and what is
+            tested is the mean of the weights over the epochs since (stochastic weight averaging,
+            Izmailov et al. 2018); the paper's schedule to its end if None.
         seed: of weights, data and gates.
         epochs: passes over the training images.
         noise: whether units that a budget leaves open go on to be dropped as often as at the start,
@@ -72,6 +75,7 @@ class WideExperiment:
     params: float | None = None
     gate_lr: float | None = None
     warmup: float | None = None
+    swa: float | None = None
     seed: int = 0
     epochs: int = 200
     noise: bool = False
@@ -113,6 +117,8 @@ class WideExperiment:
             raise ArgumentError(
                 f"--warmup {self.warmup} must be a part of the training, for --variant budget"
             )
+        if self.swa is not None and not 0 < self.swa < 1:
+            raise ArgumentError(f"--swa {self.swa} must be a part of the training")
         if self.noise and self.variant != "budget":
             raise ArgumentError("--noise is about what a budget leaves: --variant budget")
         if self.faithful and self.variant != "l0":
@@ -174,6 +180,8 @@ class WideExperiment:
             setting += [f"gates{self.gate_lr:g}"]
         if self.warmup is not None:
             setting += [f"warmup{self.warmup:g}"]
+        if self.swa is not None:
+            setting += [f"swa{self.swa:g}"]
         setting += ["noise"] * self.noise
         setting += [f"shrink{self.shrink}"] * bool(self.shrink)
         marks = [*["faithful"] * self.faithful, *["validate"] * self.validate]
@@ -220,6 +228,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
         "optimizer": "sgd",
         "weight_decay": decay,
         "milestones": milestones,
+        "swa": experiment.swa and max(1, round(experiment.swa * experiment.epochs)),
         "bf16": device.type == "cuda",
         "averaging": 0.99,
         "shrink": experiment.shrink,
