@@ -53,6 +53,8 @@ def test_the_committed_runs_can_be_read(tmp_path: Path) -> None:
     said = drawn("table2", tmp_path)
     row = "| wrn-28-10 | budget 0.5, noise, shrink 3 | cifar10 | 200 | 5 | 4.02% (3.80% to 4.16%) |"
     assert row in said
+    swa = "| wrn-28-10 | budget 0.5, noise, averaged from 0.6, shrink 3 | cifar10 | 200 | 2 | 3.85%"
+    assert swa in said
     assert "| wrn-28-10 | l0 0.001 | cifar10 | 200 | 3 | 3.80% (3.69% to 3.89%) |" in said
     assert "wrote" in drawn("figure4", tmp_path)
 

@@ -30,6 +30,8 @@ PUBLISHED = {
 """Error in percent on CIFAR-10 and CIFAR-100, by network and setting, after 200 epochs."""
 
 EPOCHS = 200
+TICKS = 4, 5, 6, 8, 10, 15, 20, 30
+"""Errors to read off, in percent."""
 
 
 @dataclass(frozen=True)
@@ -142,22 +144,22 @@ def _faster(results: Sequence[WideResult]) -> Iterable[str]:
 
 
 def figure4(runs: Path, out: Path) -> Drawing:
-    """FLOPs over training on both data sets (a, b), and train and test error (c)."""
+    """FLOPs over training on both data sets (a, b), test and training error (c, in two panels)."""
     check_plotting(out)
     found = [run for run in _some(runs) if run.experiment.network.startswith("wrn")]
     facts: dict[str, float] = {}
 
     rows = dict.fromkeys(run.row[1] for run in found)
-    colours = dict(zip(rows, cycle((*COLOURS, "black")), strict=False))
+    colours = dict(zip(rows, cycle((*COLOURS, "black", "saddlebrown")), strict=False))
 
     def draw(figure: "Figure") -> None:
-        panels = figure.subplots(1, 3)
+        panels = figure.subplots(1, 4)
         for axes, dataset in zip(panels, ("cifar10", "cifar100"), strict=False):
             own = [run for run in found if run.experiment.dataset == dataset]
             facts.update(_flops(axes, own, colours))
             axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
             axes.set_ylabel("GFLOPs: expected (line), delivered (dots)")
-        _errors(panels[2], [run for run in found if run.experiment.dataset == "cifar10"], colours)
+        _errors(panels[2:], [run for run in found if run.experiment.dataset == "cifar10"], colours)
         for axes in panels:
             if not axes.lines:
                 axes.text(0.5, 0.5, "no run yet", transform=axes.transAxes, ha="center")
@@ -165,7 +167,7 @@ def figure4(runs: Path, out: Path) -> Drawing:
         named = {label: line for handles in lines for line, label in zip(*handles, strict=True)}
         figure.legend(named.values(), named, loc="outside lower center", ncols=4, fontsize=8)
 
-    return Drawing(save(draw, out, "figure4", (14, 4.6)), facts)
+    return Drawing(save(draw, out, "figure4", (17, 4.6)), facts)
 
 
 def _some(runs: Path) -> list[Run]:
@@ -178,8 +180,10 @@ def _some(runs: Path) -> list[Run]:
 
 
 def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dict[str, float]:
-    """One multiply-add is two."""
+    """One multiply-add is two. What has no gates needs no run to be drawn: it never changes."""
     facts = {}
+    for macs in {run.result.macs[1] for run in runs}:
+        axes.axhline(2e-9 * macs, color="lightgrey", linewidth=4, label="dense or dropout, counted")
     for run in runs:
         lines, row = run.folder.lines(), run.row[1]
         if not lines:
@@ -195,12 +199,18 @@ def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dic
     return facts
 
 
-def _errors(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> None:
+def _errors(panels: Sequence["Axes"], runs: Sequence[Run], colours: Mapping[str, str]) -> None:
+    from matplotlib.ticker import NullFormatter
+
     for run in runs:
-        for curve, style in ((run.result.curve, "-"), (run.result.training_curve, "--")):
+        for axes, curve in zip(panels, (run.result.curve, run.result.training_curve), strict=True):
             epochs = [int(epoch) for epoch in curve]
-            axes.plot(epochs, [*curve.values()], style, color=colours[run.row[1]])
-    axes.set(title="cifar10", xlabel="epoch")
-    axes.set_yscale("symlog", linthresh=0.01)  # no error at all has a place too
-    axes.set_ylim(0, None)
-    axes.set_ylabel("error (%): test (line), training (dashes)")
+            axes.plot(epochs, [*curve.values()], color=colours[run.row[1]], linewidth=1)
+    test, training = panels
+    test.set(title="cifar10, test images", xlabel="epoch", ylabel="error (%)")
+    test.set_yscale("log")
+    test.set_yticks(TICKS, [str(tick) for tick in TICKS])
+    test.yaxis.set_minor_formatter(NullFormatter())
+    training.set(title="cifar10, training images", xlabel="epoch", ylabel="error (%)")
+    training.set_yscale("symlog", linthresh=0.01)  # no error at all has a place too
+    training.set_ylim(0, None)
