@@ -70,6 +70,7 @@ def main() -> None:
         "seconds_to_save": saving,
         "seconds_to_load": loading,
         "bound": BOUND,
+        "met": loading < BOUND,
         "same_state": same,
         "seconds_to_build": round(second.seconds_to_build, 1),
     }

@@ -111,6 +111,7 @@ def test_bad_settings_and_interrupts_are_said_in_words(monkeypatch: pytest.Monke
         ("--params 0.3", "--params 0.3 must be a part of the parameters, for --variant budget"),
         ("--variant dense --shrink 3", "--shrink 3 must be a number of epochs"),
         ("--gate-lr 0", "--gate-lr 0.0 must be positive"),
+        ("--swa 2", "--swa 2.0 must be a part of the 200 epochs"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(options: str, words: str) -> None:

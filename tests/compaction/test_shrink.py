@@ -180,11 +180,13 @@ def train(gated: hc.GatedModel, optimizer: Optimizer, steps: int, seed: int) -> 
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "sgd": lambda p: SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "foreach sgd": lambda p: SGD(p, 0.05, momentum=0.9, foreach=True),
     "fused sgd": lambda p: SGD(p, 0.05, momentum=0.9, fused=True),
     "adam": lambda p: Adam(p, 0.01, amsgrad=True, foreach=False),
     "foreach adam": lambda p: Adam(p, 0.01, foreach=True),
     "fused adam": lambda p: Adam(p, 0.01, fused=True),
     "adamw": lambda p: AdamW(p, 0.01, weight_decay=0.1),
+    "foreach adamw": lambda p: AdamW(p, 0.01, weight_decay=0.1, foreach=True),
     "fused adamw": lambda p: AdamW(p, 0.01, weight_decay=0.1, fused=True),
 }
 

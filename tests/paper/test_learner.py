@@ -32,3 +32,15 @@ def test_the_mean_counts_every_epoch_since_its_beginning_alike() -> None:
     assert other.averaged.weight.item() == 3
     other.end_epoch(6, steps=10)
     assert other.averaged.weight.item() == 3.75
+
+
+def test_gates_that_shut_while_weights_are_averaged_are_shut() -> None:
+    gated = hc.attach_gates(MLP(), torch.zeros(2, 784), sites=["fc1:in"])
+    one = Learner("", 0, gated, Recipe(swa=1))
+    running = one.average.module
+    for epoch in range(2, 12):
+        running.gates.log_alpha.data.fill_(5.0)
+        one.end_epoch(epoch, steps=10)
+    running.gates.log_alpha.data[:700] = -5.0
+    one.end_epoch(12, steps=10)
+    assert one.averaged.units_left() == (84,)

@@ -19,6 +19,7 @@ from hardconcrete.paper.models import MLP, with_dropout
 from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack, start_compilers
 
 CPU = torch.device("cpu")
+HALVES = slice(10), slice(10, 20)
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +270,19 @@ def test_compilers_are_started_for_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) 
     assert not called
     start_compilers(torch.device("cuda"))
     assert called == ["warm_pool", "wakeup"]
+
+
+def test_each_of_two_draws_is_for_its_half_of_the_batch(noise: Images) -> None:
+    gated = hc.attach_gates(MLP(), torch.zeros(2, 1, 28, 28), sites=["fc1:in"])
+    one = Learner("", 0, gated, Recipe(batch_size=20, draws=2))
+    stack = Stack([one], noise.images, noise.labels, prepare=scaled, compiled=False)
+    uniform = torch.rand(2, 784, generator=torch.Generator().manual_seed(0))
+    images, labels = scaled(noise.images[:20]), noise.labels[:20]
+    halves = [one.objective(uniform[i], images[s], labels[s]) for i, s in enumerate(HALVES)]
+    whole = stack._losses(uniform, images, labels[None])
+    torch.testing.assert_close(whole, torch.stack(halves).mean()[None])
+    assert not torch.allclose(whole, stack._losses(uniform.flip(0), images, labels[None]))
+    assert stack.noise is not None
+    stack.begin_epoch(0)
+    stack.step()
+    assert not torch.equal(*stack.noise)

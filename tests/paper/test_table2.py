@@ -37,6 +37,7 @@ def test_finished_runs_become_a_table_and_a_figure(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["reproduce", "figure4", "--runs", str(runs), "--out", str(out)])
     assert said.exit_code == 0, said.output
     assert "cifar100, dropout, delivered, at the end" in said.output
+    assert "cifar10, dense or dropout, counted" in said.output
     assert {file.name for file in out.iterdir()} == {"table2.md", "figure4.svg", "figure4.png"}
 
 

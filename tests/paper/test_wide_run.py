@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.paper import cifar_images, wide_run
@@ -65,7 +66,7 @@ def test_every_kind_of_row_is_trained_and_tested_once(
 @pytest.mark.unwatched
 @pytest.mark.usefixtures("opened_cifar")
 @pytest.mark.parametrize(
-    "settings", [{}, {"variant": "dropout", "swa": 0.5, "epochs": 3}], ids=["l0", "dropout"]
+    "settings", [{}, {"variant": "dropout", "swa": 0.3, "epochs": 4}], ids=["l0", "dropout"]
 )
 def test_a_run_in_pieces_is_the_run_in_one(settings: dict, tmp_path: Path) -> None:
     experiment = small(**settings)
@@ -77,6 +78,11 @@ def test_a_run_in_pieces_is_the_run_in_one(settings: dict, tmp_path: Path) -> No
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
+    states = [RunFolder(out / experiment.name).load()[0] for out in (tmp_path / "whole", pieces)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    if experiment.swa:
+        assert states[0]["seed0.epochs_in_mean"] == 3
 
 
 @pytest.mark.unwatched

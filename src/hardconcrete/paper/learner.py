@@ -38,8 +38,9 @@ class Recipe:
         optimizer: of the weights: ``"adam"``, or ``"sgd"`` with Nesterov's momentum of 0.9.
         weight_decay: of all that no penalty carries.
         milestones: epochs at whose beginning the learning rate is divided by five.
-        swa: epochs after which the learning rate stays as it is, and what is counted and tested is
-            the mean over the epochs since; never if None (Izmailov et al. 2018).
+        swa: epochs after which the learning rate stays as it is, and the weights that are tested
+            are the mean of the running average over the epochs since; never if None (stochastic
+            weight averaging, Izmailov et al. 2018).
         draws: gates drawn for a batch, each for its part of the examples.
         per_example: whether every example has gates of its own instead.
         shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
@@ -186,7 +187,7 @@ class Learner:
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
         how["pays"] = NEVER if waits else pays
         how["below"] = 0.01 if self.budget is None else "readout"
-        _, *copies = self._networks().values()
+        copies = list(self._averages().values())
         try:
             report = hc.shrink(self.model, self.optimizers, averages=copies, **how)  # type: ignore[arg-type]
         except CompactionError as error:  # a long training is worth more than a shorter one
@@ -218,10 +219,14 @@ class Learner:
                     if value.dim() and value.shape != parameter.shape:
                         own[key] = torch.zeros_like(parameter)
 
-    def _networks(self) -> dict[str, nn.Module]:
-        """The one that is trained, and its averages, by how their tensors are marked."""
-        found = {"model.": self.model, "average.": self.average.module}
+    def _averages(self) -> dict[str, nn.Module]:
+        """By how their tensors are marked."""
+        found = {"average.": self.average.module}
         return found if self.mean is None else {**found, "mean.": self.mean.module}
+
+    def _networks(self) -> dict[str, nn.Module]:
+        """The one that is trained, and its averages."""
+        return {"model.": self.model, **self._averages()}
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, by name; the checkpoint."""
@@ -269,6 +274,9 @@ class Learner:
         model: Any = self.average.module
         if self.mean is not None and self.mean.n_averaged > 0:
             model = self.mean.module
+            if self.gates:  # a long mean would have those open that have been shut since
+                running: Any = self.average.module
+                model.gates.log_alpha.data.copy_(running.gates.log_alpha)
         for own, current in zip(model.buffers(), self.model.buffers(), strict=True):
             own.copy_(current)
         divisor = 1 - self.recipe.averaging**self.taken if self.recipe.divided_average else 1.0

@@ -53,9 +53,9 @@ class WideExperiment:
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
         warmup: the part of the training in which a budget comes down; a tenth if None.
-        swa: the part of the training after which the learning rate falls no further, and what is
-            tested is the mean of the weights over the epochs since (stochastic weight averaging,
-            Izmailov et al. 2018); the paper's schedule to its end if None.
+        swa: the part of the training after which the learning rate falls no further, and the
+            weights that are tested are the mean of the running average over the epochs since
+            (stochastic weight averaging, Izmailov et al. 2018); the paper's schedule if None.
         seed: of weights, data and gates.
         epochs: passes over the training images.
         noise: whether units that a budget leaves open go on to be dropped as often as at the start,
@@ -117,8 +117,11 @@ class WideExperiment:
             raise ArgumentError(
                 f"--warmup {self.warmup} must be a part of the training, for --variant budget"
             )
-        if self.swa is not None and not 0 < self.swa < 1:
-            raise ArgumentError(f"--swa {self.swa} must be a part of the training")
+        if self.swa is not None and not (0 < self.swa < 1 and 0 < self.before_mean < self.epochs):
+            raise ArgumentError(
+                f"--swa {self.swa} must be a part of the {self.epochs} epochs, with at least one "
+                "before and one after it"
+            )
         if self.noise and self.variant != "budget":
             raise ArgumentError("--noise is about what a budget leaves: --variant budget")
         if self.faithful and self.variant != "l0":
@@ -153,6 +156,11 @@ class WideExperiment:
         """What a budget leaves, as parts of what the dense network has."""
         given = {"macs": self.macs, "params": self.params}
         return {cost: part for cost, part in given.items() if part is not None} or {"macs": MACS}
+
+    @property
+    def before_mean(self) -> int:
+        """Epochs before weights are averaged over epochs."""
+        return round((self.swa or 0) * self.epochs)
 
     @property
     def told(self) -> list[str]:
@@ -228,7 +236,7 @@ def wide_learner(experiment: WideExperiment, examples: int, device: torch.device
         "optimizer": "sgd",
         "weight_decay": decay,
         "milestones": milestones,
-        "swa": experiment.swa and max(1, round(experiment.swa * experiment.epochs)),
+        "swa": None if experiment.swa is None else experiment.before_mean,
         "bf16": device.type == "cuda",
         "averaging": 0.99,
         "shrink": experiment.shrink,
