@@ -210,7 +210,9 @@ def _errors(panels: Sequence["Axes"], runs: Sequence[Run], colours: Mapping[str,
     test, training = panels
     test.set(title="cifar10, test images", xlabel="epoch", ylabel="error (%)")
     test.set_yscale("log")
+    seen = test.get_ylim()
     test.set_yticks(TICKS, [str(tick) for tick in TICKS])
+    test.set_ylim(seen)
     test.yaxis.set_minor_formatter(NullFormatter())
     training.set(title="cifar10, training images", xlabel="epoch", ylabel="error (%)")
     training.set_yscale("symlog", linthresh=0.01)  # no error at all has a place too
