@@ -82,7 +82,7 @@ def attach_gates(
     args = as_args(example_inputs)
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
-    sizes = [group.units for group in groups]
+    sizes = tuple(group.units for group in groups)
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = placements(model, groups, bank)
     if sample == "example":
@@ -152,7 +152,7 @@ def _initial_locations(
 def _spread(bank: GateBank) -> None:
     """Normal around the locations; last of all, for what is refused shall draw nothing."""
     with torch.no_grad():
-        for part in torch.split(bank.log_alpha, bank.sizes):
+        for part in bank.by_group(bank.log_alpha):
             part.add_(SPREAD * torch.randn_like(part))
 
 
@@ -186,7 +186,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
     """Let the expected parameters be the ones the model came with."""
     with torch.no_grad():
         mean = gated.gates.distribution().mean
-        values = torch.split(mean, gated.gates.sizes)
+        values = gated.gates.by_group(mean)
         done: set[tuple[int, int | None]] = set()
         for module in gated.model.modules():
             for multiplier in module.__dict__[KEY].multipliers if is_swapped(module) else ():
@@ -194,7 +194,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
                 if (id(parameter), multiplier.dim) not in done:
                     done.add((id(parameter), multiplier.dim))
                     ones = torch.ones_like(parameter)
-                    parameter.div_(multiplier(ones, gated.gates, values))
+                    parameter.div_(multiplier.times(ones, gated.gates, values))
 
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

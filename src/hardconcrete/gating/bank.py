@@ -1,8 +1,7 @@
 """The bank: one flat ``log_alpha`` for all gates of a model, and the values they have right now."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.gating.compiled import if_own
+from hardconcrete.gating.compiled import if_own, in_graph
 from hardconcrete.gating.recomputation import (
     Draws,
     in_backward,
@@ -22,6 +21,9 @@ from hardconcrete.gating.recomputation import (
 Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
+
+Held = tuple[Values | None, Tensor | None, Values | None]
+"""What modules in training see; all of it, unless compiled code has drawn it; what others see."""
 
 FLAT = (Rectified.rsample, Rectified.icdf, HardConcrete.rsample, HardConcrete.icdf)
 """How gates are drawn; what else a subclass may do has perhaps a gradient where it is shut."""
@@ -43,16 +45,15 @@ class GateBank(nn.Module):
         checks: for how many checks in a row ``shrink`` has found each gate shut; None before.
         tables: which gate each index of a dimension has, where it is not one each. Neither these
             nor the two above are buffers: averages of models average those, integers too.
+        held: the values that a call holds now.
         flat: whether a gate that is shut has no gradient, as a rectified sample has none.
     """
 
     generator: torch.Generator | None
-    _drawn: Values | None
-    _outside: Tensor | None  # all that is drawn, unless compiled code has drawn it for itself
-    _read: Values | None
+    held: Held | None
     _draws: Draws
 
-    def __init__(self, log_alpha: Tensor, sizes: list[int], gate: Gate, rule: str) -> None:
+    def __init__(self, log_alpha: Tensor, sizes: tuple[int, ...], gate: Gate, rule: str) -> None:
         super().__init__()
         self.log_alpha = nn.Parameter(log_alpha)
         self.sizes = sizes
@@ -79,6 +80,12 @@ class GateBank(nn.Module):
             return HardConcrete(self.log_alpha, validate_args=False)
         return self.gate(self.log_alpha)
 
+    def open_probability(self) -> Tensor:
+        """P(open) of every gate."""
+        if self.gate is HardConcrete:
+            return _open(self.log_alpha)
+        return self.distribution().open_probability
+
     def readout(self) -> Tensor:
         """The test-time value of every gate."""
         return self.distribution().readout(self.rule)
@@ -87,56 +94,41 @@ class GateBank(nn.Module):
         """A sample of every gate, or the readout where the gates are frozen."""
         if self.frozen:
             return self.readout().detach().expand(*shape, -1)
+        if self.gate is HardConcrete and self.generator is None:
+            return _sample(self.log_alpha, shape)
         return self.distribution().rsample(shape, generator=self.generator)
 
-    @property
-    def held(self) -> bool:
-        """Whether a call holds values now."""
-        return self._drawn is not None or self._read is not None
-
-    @contextmanager
-    def holding(self, drawn: Tensor | None, read: Tensor | None) -> Iterator[None]:
+    def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
-        before = self._drawn, self._outside, self._read
-        noted = None  # or which draw whatever is recomputed of the call later shall see
-        if drawn is not None and not torch.compiler.is_compiling():
-            noted = self._draws.enter(drawn, self.frozen)
-        self._drawn = None if drawn is None else self._by_group(drawn)
-        self._outside = None if torch.compiler.is_compiling() else drawn
-        self._read = None if read is None else self._by_group(read)
-        try:
-            yield
-        finally:
-            self._drawn, self._outside, self._read = before
-            if drawn is not None and not torch.compiler.is_compiling():
-                self._draws.leave(noted)
+        return Holding(self, drawn, read)
 
-    def _by_group(self, z: Tensor) -> Values:
+    def by_group(self, z: Tensor) -> Values:
         """Taken apart in one operation: slices would each be differentiated on their own."""
-        return torch.split(z, self.sizes, dim=-1)
+        return z.split_with_sizes(self.sizes, dim=-1)
 
     def values(self, training: bool) -> Values:
         """The gates as a module reads them now: a draw in training, else the readout."""
-        if not training or (self._drawn is None and self._read is not None):
-            return self._by_group(self.readout()) if self._read is None else self._read
-        if in_backward():
+        drawn, outside, read = self.held or (None, None, None)
+        if not training or (drawn is None and read is not None):
+            return self.by_group(self.readout()) if read is None else read
+        compiling = torch.compiler.is_compiling()
+        if not compiling and in_backward():
             frozen = self.readout().detach() if self.frozen else None
-            return self._by_group(self._draws.recomputed(frozen))
-        if self._drawn is None:
+            return self.by_group(self._draws.recomputed(frozen))
+        if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
                 "GatedModel; call it instead of its inner model, put other methods inside "
                 "`with gated.draw():`, or call gated.eval() for the test-time values. (Around "
                 "layers that are compiled on their own, a checkpoint has to be compiled with them.)"
             )
-        if torch.compiler.is_compiling():
-            outside = self._outside
-            return self._drawn if outside is None else self._if_own(self._drawn, outside)
-        if loses_gradients(self._drawn[0]):
+        if compiling:
+            return drawn if outside is None else self._if_own(drawn, outside)
+        if loses_gradients(drawn[0]):
             refuse_reentrant()
         if self._draws.told != get_ident():
             self._draws.tell()
-        return self._drawn
+        return drawn
 
     def _if_own(self, values: Values, drawn: Tensor) -> Values:
         """A draw for compiled code that was made outside of it; by group, and whole."""
@@ -181,12 +173,50 @@ class GateBank(nn.Module):
         return {**self.__dict__, **_nothing_held()}
 
 
+@in_graph
+def _sample(log_alpha: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return HardConcrete(log_alpha, validate_args=False).rsample(shape)
+
+
+@in_graph
+def _open(log_alpha: Tensor) -> Tensor:
+    return HardConcrete(log_alpha, validate_args=False).open_probability
+
+
+class Holding:
+    """A context manager in which a bank holds values.
+
+    Not one made of a generator, and not by the setter of modules: compiled code would check, before
+    each call, all that those look at.
+    """
+
+    def __init__(self, bank: GateBank, drawn: Tensor | None, read: Tensor | None) -> None:
+        self._bank, self._drawn, self._read = bank, drawn, read
+
+    def __enter__(self) -> None:
+        bank, drawn, read = self._bank, self._drawn, self._read
+        compiling = torch.compiler.is_compiling()
+        self._before = bank.held
+        self._noted = None  # or which draw whatever is recomputed of the call later shall see
+        if drawn is not None and not compiling:
+            self._noted = bank._draws.enter(drawn, bank.frozen)
+        held = (
+            None if drawn is None else bank.by_group(drawn),
+            None if compiling else drawn,
+            None if read is None else bank.by_group(read),
+        )
+        object.__setattr__(bank, "held", None if drawn is None and read is None else held)
+
+    def __exit__(self, *_: object) -> None:
+        object.__setattr__(self._bank, "held", self._before)
+        if self._drawn is not None and not torch.compiler.is_compiling():
+            self._bank._draws.leave(self._noted)
+
+
 def _nothing_held() -> dict[str, Any]:
     """The attributes that no copy carries along."""
     return {
-        "_drawn": None,
-        "_outside": None,
-        "_read": None,
+        "held": None,
         "_draws": Draws(),
         "generator": None,
     }

@@ -1,19 +1,34 @@
-"""What compiled code sees of a draw that was made outside of it.
+"""What compiled code sees: of functions, and of a draw that was made outside of it.
 
 Such code reads whatever draw is held when it runs, in forwards and in recomputations alike, and
 cannot ask which it is: an operation that the compiler does not look into asks for it.
 """
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from hardconcrete.gating.recomputation import Draws, refuse_reentrant
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _LIBRARY = torch.library.Library("hardconcrete", "FRAGMENT")
 _LIBRARY.define(
     "if_own(Tensor z, int draws, bool frozen, bool lost) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),  # a replay would not ask
 )
+
+
+def in_graph(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of tensors and numbers that compiled code computes without looking into it.
+
+    Whatever was looked into, down to each name, is checked again before every call of such code,
+    which can take longer than the function itself.
+    """
+    return torch.compiler.allow_in_graph(function)  # type: ignore[no-any-return]
 
 
 def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:

@@ -27,20 +27,16 @@ def activation_forward(module: nn.Module) -> Forward | None:
     Where a parametrization or a hook computes them, its parts are read, and gated, as parameters.
     """
     kind: Any = type(module)
-    if _selection(module) is not None:
+    selects = hasattr(kind, "base") and "kept_inputs" in module._buffers
+    if selects:  # inputs, of which others were removed by ``shrink``
         kind = kind.base
     if not {"weight", "bias"} <= module._parameters.keys():
         return None
     if kind.forward is nn.Linear.forward:
-        return _linear
+        return _selecting_linear if selects else _linear
     if (kind.forward, getattr(kind, "_conv_forward", None)) in CONVOLUTIONS:
-        return _conv
+        return _selecting_conv if selects else _conv
     return None
-
-
-def _selection(module: nn.Module) -> Tensor | None:
-    """The inputs that a layer selects, where others of them were removed by ``shrink``."""
-    return module._buffers.get("kept_inputs") if hasattr(type(module), "base") else None
 
 
 def with_faces(module: nn.Module, gates: ModuleGates) -> ModuleGates:
@@ -67,29 +63,30 @@ def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[M
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
-    input = _selected(module, input, trailing=0)  # noqa: A001
     inner, weight, bias, outer = _place(module, input)
-    if inner is not None and inner.dim() == 1 and module.__dict__[KEY].bank.flat:
+    if inner is not None and inner.dim() == 1 and getattr(module, KEY).bank.flat:
         return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
     return _scaled(F.linear(_scaled(input, inner, 0), weight, bias), outer, trailing=0)
 
 
 def _conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
     trailing = len(module.kernel_size)
-    input = _selected(module, input, trailing)  # noqa: A001
     inner, weight, bias, outer = _place(module, input)
     output = module._conv_forward(_scaled(input, inner, trailing), weight, bias)
     return _scaled(output, outer, trailing)
 
 
-def _selected(module: nn.Module, x: Tensor, trailing: int) -> Tensor:
-    kept = _selection(module)
-    return x if kept is None else x.index_select(x.dim() - 1 - trailing, kept)
+def _selecting_linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    return _linear(module, input.index_select(-1, module.kept_inputs))
+
+
+def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    return _conv(module, input.index_select(-1 - len(module.kernel_size), module.kept_inputs))
 
 
 def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gates left for the input, weight and bias times theirs, gates left for the output."""
-    gates: ModuleGates = module.__dict__[KEY]
+    gates: ModuleGates = getattr(module, KEY)
     values = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
@@ -99,9 +96,9 @@ def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None
         if multiplier is inner or multiplier in outer:
             continue  # what multiplies the output multiplies its bias too
         if multiplier.parameter == "weight":
-            weight = multiplier(weight, gates.bank, values)
+            weight = multiplier.times(weight, gates.bank, values)
         else:
-            bias = multiplier(bias, gates.bank, values)
+            bias = multiplier.times(bias, gates.bank, values)
     return (
         inner.gates(gates.bank, values) if inner else None,
         weight,

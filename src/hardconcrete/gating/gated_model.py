@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -102,7 +102,7 @@ class GatedModel(nn.Module):
         return tree_map(_stacked, *outputs)
 
     def _drawn(self, args: Any, kwargs: Any) -> Any:
-        with self.draw(_batch_size(args, kwargs) if self.sample == "example" else None):
+        with self._holding(_batch_size(args, kwargs) if self.sample == "example" else None):
             return self.model(*args, **kwargs)
 
     @contextmanager
@@ -112,14 +112,16 @@ class GatedModel(nn.Module):
         Args:
             batch_size: needed where every example has gates of its own.
         """
+        with self._holding(batch_size):
+            yield
+
+    def _holding(self, batch_size: int | None) -> AbstractContextManager[None]:
         if self.sample == "example" and self.training and batch_size is None:
             raise ArgumentError("with sample='example' a draw needs the batch size: draw(64)")
         if not self.training:  # every module reads the gates itself: threads share no state
-            yield
-            return
+            return nullcontext()
         shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
-        with self.gates.holding(self.gates.draw(shape), None):
-            yield
+        return self.gates.holding(self.gates.draw(shape), None)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """The example inputs move along: the model may be traced with them again."""
@@ -165,7 +167,7 @@ class GatedModel(nn.Module):
 
     def open_probability(self) -> dict[str, Tensor]:
         """P(open) of every unit, by group (eq. 6)."""
-        return self.by_group(self.gates.distribution().open_probability)
+        return self.by_group(self.gates.open_probability())
 
     def gate_values(self) -> dict[str, Tensor]:
         """The test-time value of every gate, by group: the readout."""

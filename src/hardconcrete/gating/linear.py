@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hardconcrete.gating.compiled import in_graph
+
 TINY = 1e-30
 """Stands for z = 0, where the numerator is 0 as well."""
 
 
+@in_graph
 def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear(x * z, weight, bias)."""
     plain = x.dim() > 1 and x.dtype == z.dtype == weight.dtype

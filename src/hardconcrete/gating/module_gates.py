@@ -13,7 +13,7 @@ KEY = "_hardconcrete"
 """Where a gated module keeps its gates: in its ``__dict__``, unseen by the module system."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Multiplier:
     """Gates on one dimension of one parameter of a module.
 
@@ -39,7 +39,7 @@ class Multiplier:
         open_gate = torch.ones_like(own[0][..., :1])  # for indices that belong to no unit
         return torch.cat([*own, open_gate], -1).index_select(-1, bank.tables[self.index])
 
-    def __call__(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
+    def times(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
         """The parameter times its gates."""
         z = self.gates(bank, values)
         if z.dim() > 1:
@@ -53,7 +53,7 @@ class Multiplier:
         return parameter * z.view(-1, *[1] * (parameter.dim() - self.dim - 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModuleGates:
     """All that multiplies the parameters of one module.
 
@@ -75,7 +75,7 @@ class ModuleGates:
         values = self.values(module, name)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
-                value = multiplier(value, self.bank, values)
+                value = multiplier.times(value, self.bank, values)
         return value  # type: ignore[no-any-return]
 
     def values(self, module: nn.Module, *names: str) -> Values:

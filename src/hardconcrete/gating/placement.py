@@ -14,7 +14,7 @@ from hardconcrete.gating.swap import swap
 def put_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
     """Gate a model by the groups that are left of a bank which had more."""
     bank.tables.clear()
-    bank.sizes = [group.units for group in groups]
+    bank.sizes = tuple(group.units for group in groups)
     for module, multipliers in placements(model, groups, bank).items():
         swap(module, ModuleGates(bank, tuple(multipliers)))
 

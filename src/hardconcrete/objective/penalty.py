@@ -96,20 +96,23 @@ class L0Penalty:
 
     def __call__(self) -> Tensor:
         """The penalty for the present gates and weights."""
-        return self.of(self.gated.gates.distribution())
+        bank = self.gated.gates
+        return self._sum(bank.open_probability(), bank.distribution)
 
     def of(self, gates: Rectified) -> Tensor:
         """The penalty if the gates were these."""
+        return self._sum(gates.open_probability, lambda: gates)
+
+    def _sum(self, probability: Tensor, gates: Callable[[], Rectified]) -> Tensor:
         if len(self._price) != len(self.gated.gates.log_alpha):  # units were removed meanwhile
             self._update()
-        probability = gates.open_probability
         total = (probability * self._price.to(probability.device)).sum()
         if self.weight_decay:
             felt = probability if self.decay_moves_gates else probability.detach()
             squares = (felt * self._squared_norms()).sum() + self._squares_without_gates()
             total = total + 0.5 * self.weight_decay * squares
         if self.prior is not None:
-            total = total + kl_divergence(gates, self.prior).sum() / self.examples
+            total = total + kl_divergence(gates(), self.prior).sum() / self.examples
         return total
 
     def step(self) -> None:
