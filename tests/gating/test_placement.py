@@ -21,6 +21,6 @@ def test_tables_are_made_anew_and_gates_multiply_what_is_left() -> None:
     layers[2].weight.data = torch.ones(2, 8)
     bank.log_alpha.data = torch.tensor([-9.0, 9.0])
     put_on(model, smaller, bank)
-    assert bank.sizes == [2]
+    assert bank.sizes == (2,)
     assert [len(table) for table in bank.tables] == [8]
     assert layers[2].weight.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]] * 2

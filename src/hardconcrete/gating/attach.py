@@ -82,7 +82,7 @@ def attach_gates(
     args = as_args(example_inputs)
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
-    sizes = tuple(group.units for group in groups)
+    sizes = [group.units for group in groups]
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = placements(model, groups, bank)
     if sample == "example":

@@ -1,7 +1,7 @@
 """The bank: one flat ``log_alpha`` for all gates of a model, and the values they have right now."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -53,10 +53,10 @@ class GateBank(nn.Module):
     held: Held | None
     _draws: Draws
 
-    def __init__(self, log_alpha: Tensor, sizes: tuple[int, ...], gate: Gate, rule: str) -> None:
+    def __init__(self, log_alpha: Tensor, sizes: Sequence[int], gate: Gate, rule: str) -> None:
         super().__init__()
         self.log_alpha = nn.Parameter(log_alpha)
-        self.sizes = sizes
+        self.sizes = tuple(sizes)
         self.gate = gate
         self.rule = rule
         self.frozen = False
