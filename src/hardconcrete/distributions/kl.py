@@ -45,9 +45,8 @@ def _middle_by_quadrature(q: Rectified, p: Rectified) -> Tensor:
     lower, upper = q._ends
     p_lower, p_upper = p._ends
     shape = (lower - p_lower).shape
-    value = q.expand(shape)._integrate(
-        lambda s: _expected_difference(q._log_density(s), p._log_density(s))
-    )
+    wide = q if q.batch_shape == shape else q.expand(shape)  # which torch 2.11 cannot compile
+    value = wide._integrate(lambda s: _expected_difference(q._log_density(s), p._log_density(s)))
     uncovered = (lower < upper) & ((p_lower > lower) | (p_upper < upper))
     return torch.where(uncovered, math.inf, value)
 

@@ -132,7 +132,8 @@ class GateBank(nn.Module):
 
     def _if_own(self, values: Values, drawn: Tensor) -> Values:
         """A draw for compiled code that was made outside of it; by group, and whole."""
-        if torch.compiler.is_exporting() or torch._C._functorch.maybe_current_level() is not None:
+        exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
+        if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
         one = if_own(drawn.detach(), self._draws.number, self.frozen, lost)
