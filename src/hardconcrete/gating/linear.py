@@ -1,9 +1,9 @@
 """A dense layer with gates on its inputs, whose gate gradients cost no matrix product.
 
 The layer only sees x * z, and z only acts through it, so each gate's gradient follows from one
-that is computed anyway: from dL/dW, or for a frozen W from dL/d(x z), as
-z dL/dz = sum(W * dL/dW) = sum(x z * dL/d(x z)). Dividing by z leaves shut gates without a
-gradient, which is what they have: the rectification of eq. 5 is flat there.
+that is computed anyway: dL/dz = sum(x * dL/d(x z)), or where x needs no gradient, as in a first
+layer, from z dL/dz = sum(W * dL/dW). Dividing by z leaves shut gates without a gradient, which is
+what they have: the rectification of eq. 5 is flat there.
 """
 
 from typing import Any
@@ -46,7 +46,10 @@ class _GatedLinear(torch.autograd.Function):
         rows, inputs = dy.flatten(0, -2), gated.flatten(0, -2)
         dw = rows.t() @ inputs if of_weight else None
         dgated = dy @ weight if of_x or dw is None else None
-        pairs = weight * dw if dw is not None else inputs * dgated.flatten(0, -2)  # type: ignore[union-attr]
-        dz = pairs.sum(0) / z.clamp_min(TINY) if of_z else None
+        dz = None
+        if of_z and dgated is not None:
+            dz = (x * dgated).flatten(0, -2).sum(0)
+        elif of_z:
+            dz = (weight * dw).sum(0) / z.clamp_min(TINY)
         dx = dgated * z if of_x else None
         return dx, dz, dw, rows.sum(0) if of_bias else None
