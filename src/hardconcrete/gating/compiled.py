@@ -26,7 +26,8 @@ def in_graph(function: Callable[P, R]) -> Callable[P, R]:
     """A function of tensors and numbers that compiled code computes without looking into it.
 
     Whatever was looked into, down to each name, is checked again before every call of such code,
-    which can take longer than the function itself.
+    which can take longer than the function itself. The price: a new process finds the kernels of
+    such code in torch's cache, and has to differentiate it again.
     """
     return torch.compiler.allow_in_graph(function)  # type: ignore[no-any-return]
 
