@@ -4,8 +4,11 @@ Such code reads whatever draw is held when it runs, in forwards and in recomputa
 cannot ask which it is: an operation that the compiler does not look into asks for it.
 """
 
+import functools
+import hashlib
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +17,9 @@ from hardconcrete.gating.recomputation import Draws, refuse_reentrant
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_IN_GRAPH: list[str] = []
+"""Names of functions that compiled code does not look into."""
 
 _LIBRARY = torch.library.Library("hardconcrete", "FRAGMENT")
 _LIBRARY.define(
@@ -27,9 +33,29 @@ def in_graph(function: Callable[P, R]) -> Callable[P, R]:
 
     Whatever was looked into, down to each name, is checked again before every call of such code,
     which can take longer than the function itself. The price: a new process finds the kernels of
-    such code in torch's cache, and has to differentiate it again.
+    such code in torch's cache, and has to differentiate it again, unless ``cacheable`` is an option
+    of ``torch.compile``.
     """
+    _IN_GRAPH.append(f"{function.__module__}.{function.__qualname__}")
     return torch.compiler.allow_in_graph(function)  # type: ignore[no-any-return]
+
+
+def cacheable() -> dict[str, Any]:
+    """Options with which torch's cache on disk keeps compiled code that has such functions in it.
+
+    What it does not look into it cannot know again: it is told a digest of all that it might be.
+
+    Example:
+        >>> twice = torch.compile(lambda x: 2 * x, options=cacheable())
+    """
+    return {"unsafe_marked_cacheable_functions": dict.fromkeys(_IN_GRAPH, _digest())}
+
+
+@functools.cache
+def _digest() -> str:
+    """Of the source of this library."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:

@@ -174,7 +174,8 @@ class Engine:
                     for stack in self.stacks:
                         stack.done.zero_()
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, stream=stream):
+            # Where processes share a network, NCCL asks the device about itself in another thread.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._in_turn()
         return graph.replay
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 
@@ -31,14 +32,30 @@ def processes(device: str = "auto") -> Iterator[str]:
         dist.destroy_process_group()
 
 
+def joined() -> bool:
+    """Whether this process trains a network with others; it may turn out to be the only one."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def rank() -> int:
     """The number of this process among those that train one network."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if joined() else 0
 
 
 def world() -> int:
     """How many processes train one network."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if joined() else 1
+
+
+def average(*tensors: Tensor) -> None:
+    """Make each tensor the mean over all processes, in place.
+
+    Example:
+        >>> average(torch.ones(2))
+    """
+    if joined():
+        for tensor in tensors:
+            dist.all_reduce(tensor.div_(world()))
 
 
 def agreed(number: float) -> float:
@@ -48,7 +65,7 @@ def agreed(number: float) -> float:
         >>> agreed(0.5)
         0.5
     """
-    if world() == 1:
+    if not joined():
         return number
     on_gpu = dist.get_backend() == "nccl"
     told = torch.tensor(number, dtype=torch.float64, device="cuda" if on_gpu else "cpu")

@@ -126,9 +126,13 @@ def run_wide(
         folder.begin(experiment.settings(), resume=resume)
         folder.note_environment(environment(place))
     agreed(0.0)  # that the folder is there
-    told = forecast(learner, len(training) // learner.recipe.batch_size)  # of its beginning
-    if told and rank() == 0:
-        say(f"note: {told}")
+    told = folder.read().get("forecast")
+    if told is None:  # of its beginning
+        told = forecast(learner, len(training) // learner.recipe.batch_size)
+    if rank() == 0:
+        folder.write({**folder.read(), "forecast": told})
+        if told:
+            say(f"note: {told}")
     continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
@@ -152,10 +156,7 @@ def run_wide(
         "seconds_in_all": in_all,
         "peak_memory": memory,
     }
-    about = {
-        "tested_on": "5,000 held-out training images" if experiment.validate else "test set",
-        "forecast": told,
-    }
+    about = {"tested_on": "5,000 held-out training images" if experiment.validate else "test set"}
     given = spent, prepare, training, open_test, folder, earlier
     for result in _examined(experiment, engine, *given):
         folder.write({**about, **folder.read(), "result": asdict(result)})
