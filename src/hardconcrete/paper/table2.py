@@ -32,6 +32,8 @@ PUBLISHED = {
 EPOCHS = 200
 TICKS = 3.5, 4, 5, 6, 8, 10, 15, 20, 30, 50, 90
 """Errors to read off, in percent."""
+ROW_COLOURS = *COLOURS, "black", "saddlebrown", "deepskyblue", "crimson", "olive"
+"""One for each row of the table; then they come again."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def figure4(runs: Path, out: Path) -> Drawing:
     facts: dict[str, float] = {}
 
     rows = dict.fromkeys(run.row[1] for run in found)
-    colours = dict(zip(rows, cycle((*COLOURS, "black", "saddlebrown")), strict=False))
+    colours = dict(zip(rows, cycle(ROW_COLOURS), strict=False))
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 4)
