@@ -1,6 +1,7 @@
 """Shrinking in training: the same function, the same training, in units of the dense model."""
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -607,6 +608,17 @@ def selecting() -> hc.GatedModel:
     gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 8, 8), sites=["1:in", "3:in"])
     gated.gates.log_alpha.data.fill_(3.0)[:20] = -20.0
     return gated
+
+
+def test_what_selects_its_inputs_can_be_pickled() -> None:
+    gated = selecting()
+    hc.shrink(gated, None, pays=0.0)
+    there = pickle.loads(pickle.dumps(gated))
+    torch.manual_seed(0)
+    here = gated(torch.ones(3, 8, 8))
+    torch.manual_seed(0)
+    assert torch.equal(there(torch.ones(3, 8, 8)), here)
+    assert type(hc.remove_gates(there)[1]) is type(hc.remove_gates(gated)[1])
 
 
 def test_averages_that_would_average_indices_are_refused() -> None:

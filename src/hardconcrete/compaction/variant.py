@@ -21,6 +21,7 @@ def _variant(base: Any, prefix: str, forward: Forward) -> Any:
         return _revive, (base, prefix, forward), self.__getstate__()
 
     members = {"forward": forward, "__reduce_ex__": reduce, "__module__": __name__, "base": base}
+    members["made_by"] = _variant, base, prefix, forward  # how to have it again: it has no name
     return type(f"{prefix}{base.__name__}", (base,), members)
 
 

@@ -71,13 +71,20 @@ def _register_parameter(module: Any, name: str, param: Any) -> None:
 
 
 def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001
-    """Copies and pickles name the ungated class; the gated one is made anew where they arrive."""
+    """Copies and pickles name the ungated class; the gated one is made anew where they arrive.
+
+    So is an ungated one that was made itself, and can be found in no module.
+    """
     kind: Any = type(module)
     forward = kind.__dict__.get("forward")
-    how = (kind.ungated, _names(module.__dict__[KEY]), forward)
+    ungated = kind.ungated.__dict__.get("made_by", kind.ungated)
+    how = (ungated, _names(module.__dict__[KEY]), forward)
     return _revive, how, module.__getstate__()
 
 
 def _revive(base: Any, names: tuple[str, ...], forward: Forward | None) -> nn.Module:
+    if isinstance(base, tuple):
+        maker, *how = base
+        base = maker(*how)
     kind = _gated_class(base, names, forward)
     return kind.__new__(kind)
