@@ -1,4 +1,4 @@
-"""Claim: a WRN-28-10 within a budget goes on from its checkpoint in under 10 s.
+"""Claim: where a WRN-28-10 was compiled, its step and its checkpoint are in place in under 10 s.
 
 Two processes, the second as one that resumes: it builds a network, has its step compiled and
 captured as torch's cache of the first allows, and writes the checkpoint into it, which holds

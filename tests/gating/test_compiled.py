@@ -1,8 +1,10 @@
 import copy
 import gc
 import pickle
+import shutil
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import GateError
+from hardconcrete.gating.compiled import _digest, cacheable
 from hardconcrete.gating.recomputation import Draws
 
 Loss = Callable[[hc.GatedModel, Tensor], Tensor]
@@ -266,3 +269,29 @@ def test_compiled_code_outside_of_a_draw_is_refused() -> None:
         run(torch.ones(2, 6))
     with gated.draw():
         assert run(torch.ones(2, 6)).requires_grad
+
+
+def test_compiled_code_is_known_by_all_source_there_is(tmp_path: Path) -> None:
+    digests = set()
+    for content in ({"a": "1\n", "b": "2\n"}, {"a": "1\n2\n", "b": ""}, {"a": "1\n", "c": "2\n"}):
+        shutil.rmtree(tmp_path)
+        (tmp_path / "inside").mkdir(parents=True)
+        for name, text in content.items():
+            (tmp_path / "inside" / f"{name}.py").write_text(text)
+        digests.add(_digest(tmp_path))
+    assert len(digests) == 3
+
+
+def test_without_source_compiled_code_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module.pyc").touch()
+    assert _digest(tmp_path) == _digest(tmp_path / "archive.zip" / "package") == ""
+    assert cacheable()
+    monkeypatch.setattr("hardconcrete.gating.compiled._SOURCE", "")
+    assert cacheable() == {}
+
+
+def test_without_torchs_option_compiled_code_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hardconcrete.gating.compiled._MARKED", "of_another_torch")
+    assert cacheable() == {}

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 from torch._inductor.async_compile import AsyncCompile
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
+from hardconcrete.gating.compiled import cacheable
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine, scaled
 from hardconcrete.paper.experiment import Experiment, learner
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import MLP, with_dropout
 from hardconcrete.paper.stack import ConvolutionsAsProducts, Stack, start_compilers
+from hardconcrete.paper.wide import WideExperiment, wide_learner
 
 CPU = torch.device("cpu")
 HALVES = slice(10), slice(10, 20)
@@ -117,6 +120,29 @@ def test_what_is_compiled_gives_the_same_gradients(
         torch.testing.assert_close(again, compiled, rtol=0, atol=0)
     hits = counters["aot_autograd"]["autograd_cache_hit"]
     assert hits == (network == "mlp")  # what is not compiled to the end is not kept
+
+
+@pytest.mark.parametrize("settings", [{"variant": "budget"}, {"faithful": True}])
+def test_torchs_cache_takes_a_wide_network(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU has it, in bfloat16, up to what the compiler would do with it."""
+
+    def stop(graph: torch.fx.GraphModule, _: Any) -> Any:
+        check_cacheable(graph)
+        raise ZeroDivisionError
+
+    quickly = partial(torch.compile, dynamic=False, backend=stop)
+    monkeypatch.setattr("hardconcrete.paper.stack._compiled", lambda f, **_: quickly(f))
+    one = wide_learner(WideExperiment(network="wrn-10-1", **settings), 50_000, CPU)
+    images = torch.zeros(128, 3, 32, 32, dtype=torch.uint8)
+    stack = Stack([one], images, torch.arange(128) % 10, prepare=scaled, compiled=True)
+    stack._bf16 = True
+    stack.begin_epoch(0)
+    with torch._inductor.config.patch(cacheable()), pytest.raises(Exception, match="ZeroDivision"):
+        stack.step()
+    with pytest.raises(Exception, match="Unsupported call_function target"):
+        stack.step()
 
 
 @pytest.mark.parametrize(
@@ -286,9 +312,9 @@ def test_each_of_two_draws_is_for_its_half_of_the_batch(noise: Images) -> None:
     uniform = torch.rand(2, 784, generator=torch.Generator().manual_seed(0))
     images, labels = scaled(noise.images[:20]), noise.labels[:20]
     halves = [one.objective(uniform[i], images[s], labels[s]) for i, s in enumerate(HALVES)]
-    whole = stack._loss(uniform, images, labels[None])
+    whole = stack._losses(uniform, images, labels[None])
     torch.testing.assert_close(whole, torch.stack(halves).mean()[None])
-    assert not torch.allclose(whole, stack._loss(uniform.flip(0), images, labels[None]))
+    assert not torch.allclose(whole, stack._losses(uniform.flip(0), images, labels[None]))
     assert stack.noise is not None
     stack.begin_epoch(0)
     stack.step()

@@ -78,7 +78,9 @@ def test_a_run_in_pieces_is_the_run_in_one(settings: dict, tmp_path: Path) -> No
     assert result.error == whole.error
     assert result.curve == whole.curve
     assert result.expected_macs == whole.expected_macs
-    states = [RunFolder(out / experiment.name).load()[0] for out in (tmp_path / "whole", pieces)]
+    folders = [RunFolder(out / experiment.name) for out in (tmp_path / "whole", pieces)]
+    assert folders[0].read()["forecast"] == folders[1].read()["forecast"]  # of the beginning
+    states = [folder.load()[0] for folder in folders]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     if experiment.swa:

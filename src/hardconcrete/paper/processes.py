@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
 
@@ -26,36 +25,19 @@ def processes(device: str = "auto") -> Iterator[str]:
     if on_gpu:
         torch.cuda.set_device(own)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    try:
-        yield own
-    finally:
-        dist.destroy_process_group()
-
-
-def joined() -> bool:
-    """Whether this process trains a network with others; it may turn out to be the only one."""
-    return dist.is_available() and dist.is_initialized()
+    yield own
+    # Not after an error: NCCL would wait for the captured steps that its traceback still holds.
+    dist.destroy_process_group()
 
 
 def rank() -> int:
     """The number of this process among those that train one network."""
-    return dist.get_rank() if joined() else 0
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def world() -> int:
     """How many processes train one network."""
-    return dist.get_world_size() if joined() else 1
-
-
-def average(*tensors: Tensor) -> None:
-    """Make each tensor the mean over all processes, in place.
-
-    Example:
-        >>> average(torch.ones(2))
-    """
-    if joined():
-        for tensor in tensors:
-            dist.all_reduce(tensor.div_(world()))
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def agreed(number: float) -> float:
@@ -65,7 +47,7 @@ def agreed(number: float) -> float:
         >>> agreed(0.5)
         0.5
     """
-    if not joined():
+    if world() == 1:
         return number
     on_gpu = dist.get_backend() == "nccl"
     told = torch.tensor(number, dtype=torch.float64, device="cuda" if on_gpu else "cpu")

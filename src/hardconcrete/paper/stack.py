@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -23,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.compiled import cacheable
 from hardconcrete.paper.learner import RANK_STRIDE, Learner
-from hardconcrete.paper.processes import average, rank, world
+from hardconcrete.paper.processes import rank, world
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -168,7 +169,9 @@ class Stack:
         """The loss of every network, and the gradients of their sum, averaged over processes."""
         losses, gradients = self._computed(*batch)
         gradients = [_alike(*pair) for pair in zip(gradients, self._trained, strict=True)]
-        average(losses, *gradients)
+        if world() > 1:
+            for tensor in (losses, *gradients):
+                dist.all_reduce(tensor.div_(world()))
         return losses, gradients
 
     def _computed(self, *batch: Tensor | None) -> tuple[Tensor, Sequence[Tensor]]:
@@ -176,11 +179,12 @@ class Stack:
             losses = self._losses(*batch)
             return losses.detach(), torch.autograd.grad(losses.sum(), trained)
 
-        if len(self.learners) == 1:
-            losses = self._alone(*batch)
-            return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
         if not self._compile:
             return gradients(self._trained, *batch)  # type: ignore[no-any-return]
+        if len(self.learners) == 1:
+            self._compiled = self._compiled or _compiled(self._losses, combo_kernels=True)
+            losses = self._compiled(*batch)
+            return losses.detach(), torch.autograd.grad(losses.sum(), self._trained)
         if self._compiled is None:  # traced through vmap and autograd, which dynamo would break at
             self._compiled = _compiled(make_fx(gradients)(self._trained, *batch))
         convolves = any(
@@ -189,24 +193,13 @@ class Stack:
         with torch.no_grad(), _rounded_as(convolves and torch.backends.cudnn.allow_tf32):
             return self._compiled(self._trained, *batch)  # type: ignore[no-any-return]
 
-    def _alone(self, *batch: Tensor | None) -> Tensor:
-        """The loss of one network. Its precision is set outside: else torch would not cache it."""
-        if self._compiled is None:
-            self._compiled = _compiled(self._loss, combo_kernels=True)
-        loss = self._compiled if self._compile else self._loss
-        with torch.autocast(self.order.device.type, torch.bfloat16, enabled=self._bf16):
-            return loss(*batch)  # type: ignore[arg-type]
-
-    def _loss(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
-        """Of one network, the mean over its draws."""
-        objective = self.learners[0].objective
-        draws = [None] if noise is None else [*noise]
-        parts = zip(draws, images.chunk(len(draws)), labels[0].chunk(len(draws)), strict=True)
-        return torch.stack([objective(*part) for part in parts]).mean()[None]
-
     def _losses(self, noise: Tensor | None, images: Tensor, labels: Tensor) -> Tensor:
-        """Of every network, each with its own draw."""
         objective = self.learners[0].objective
+        if len(self.learners) == 1:
+            draws = [None] if noise is None else [*noise]
+            parts = zip(draws, images.chunk(len(draws)), labels[0].chunk(len(draws)), strict=True)
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self._bf16):
+                return torch.stack([objective(*part) for part in parts]).mean()[None]
         named = {f"model.{name}": value for name, value in self.parameters.items()}
 
         def loss(state: Any, *batch: Any) -> Any:

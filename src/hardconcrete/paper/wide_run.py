@@ -125,14 +125,13 @@ def run_wide(
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
         folder.note_environment(environment(place))
-    agreed(0.0)  # that the folder is there
-    told = folder.read().get("forecast")
-    if told is None:  # of its beginning
-        told = forecast(learner, len(training) // learner.recipe.batch_size)
-    if rank() == 0:
-        folder.write({**folder.read(), "forecast": told})
+        told = folder.read().get("forecast")
+        if told is None:  # of its beginning
+            told = forecast(learner, len(training) // learner.recipe.batch_size)
+            folder.write({**folder.read(), "forecast": told})
         if told:
             say(f"note: {told}")
+    agreed(0.0)  # that the folder is there
     continued = fit(learner, folder)
     prepare = Preparation(CIFAR_STATISTICS[experiment.classes]).to(place)
     engine = Engine([learner], training, prepare=prepare)
