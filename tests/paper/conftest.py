@@ -60,6 +60,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The same for CIFAR."""
+    return stand_in_for_cifar(monkeypatch)
+
+
+def stand_in_for_cifar(patch: pytest.MonkeyPatch) -> list[str]:
+    """Put made-up images where CIFAR is read."""
     splits: list[str] = []
 
     def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
@@ -69,8 +74,8 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
         return Images(images, torch.arange(count) % classes, "noise")
 
-    monkeypatch.setattr(wide_run, "load_cifar", load)
-    monkeypatch.setattr(wide_run, "find_cifar", lambda *_: None)
-    monkeypatch.setattr(wide_run, "BATCHES", 2)
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
+    patch.setattr(wide_run, "load_cifar", load)
+    patch.setattr(wide_run, "find_cifar", lambda *_: None)
+    patch.setattr(wide_run, "BATCHES", 2)
+    patch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     return splits
