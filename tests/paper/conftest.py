@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -37,22 +38,26 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A few made-up images stand in for MNIST; the splits that were opened, in order."""
+def opened(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
+    """A few made-up images stand in for MNIST; the splits that were opened, in order.
+
+    Two batches to train on, or what a test asks for; a sweep is timed on six.
+    """
     splits: list[str] = []
 
-    def load(split: str, data: Path | None = None) -> Images:  # noqa: ARG001
+    def load(batches: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
         splits.append(split)
-        count = 600 if split == "train" else 40
+        count = 100 * batches if split == "train" else 40
         generator = torch.Generator().manual_seed(len(split))
         images = torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
         return Images(images, torch.arange(count) % 10, "noise")
 
-    for module in (mnist, table1):
-        monkeypatch.setattr(module, "load_mnist", load)
+    monkeypatch.setattr(mnist, "load_mnist", partial(load, getattr(request, "param", 2)))
+    monkeypatch.setattr(table1, "load_mnist", partial(load, 6))
     monkeypatch.setattr(mnist, "find_mnist", lambda *_: None)
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr(examination, "TUNING", Recipe(epochs=1))
+    monkeypatch.setattr(examination, "LATENCY_BATCH", 4)
     monkeypatch.setattr(examination, "LATENCY_REPEATS", 3)
     return splits
 
@@ -64,14 +69,14 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def stand_in_for_cifar(patch: pytest.MonkeyPatch) -> list[str]:
-    """Put made-up images where CIFAR is read."""
+    """Put made-up images where CIFAR is read; they have fewer pixels, which networks do not mind."""
     splits: list[str] = []
 
     def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
         splits.append(split)
         count = 256 if split == "train" else 40
         generator = torch.Generator().manual_seed(len(split))
-        images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+        images = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
         return Images(images, torch.arange(count) % classes, "noise")
 
     patch.setattr(wide_run, "load_cifar", load)

@@ -130,6 +130,7 @@ def test_a_damaged_snapshot_is_found_before_the_test_set_is_opened(tmp_path: Pat
 
 
 @pytest.mark.unwatched
+@pytest.mark.parametrize("opened", [6], indirect=True)
 @pytest.mark.usefixtures("opened")
 def test_a_budget_is_met_by_a_row(tmp_path: Path) -> None:
     arguments = ["--macs", "0.3", "--epochs", "60", "--device", "cpu", "--out", str(tmp_path)]
