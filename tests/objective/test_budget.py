@@ -1,6 +1,7 @@
 """Budgets: met by what is delivered, whatever the learning rate, the loss and the network."""
 
 import copy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
+from hardconcrete.cost.expected import Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.objective.budget import BAND, GAIN, WARMUP
 from tests.compaction.networks import dense
@@ -28,6 +30,21 @@ class Wide(nn.Module):
         return self.c(self.b(self.a(x).relu()).relu())
 
 
+def wide() -> hc.GatedModel:
+    """A copy of one that is traced once; random numbers go on as after making it."""
+    gated, state = _wide()
+    torch.set_rng_state(state)
+    return copy.deepcopy(gated)
+
+
+@cache
+def _wide() -> tuple[hc.GatedModel, Tensor]:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    assert gated.ledger is not None
+    return gated, torch.get_rng_state()
+
+
 def task(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = torch.randn(batch, 16, generator=generator)
     return x, (x[:, 0] > 0).long() * 2 + (x[:, 1] > x[:, 2]).long()
@@ -40,9 +57,8 @@ def train(
     scale: float = 1.0,
     optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
 ) -> tuple[hc.GatedModel, hc.Budget]:
-    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     budget = hc.Budget(gated, **limits, steps=steps)  # type: ignore[arg-type]
     rule = optimizer(hc.parameter_groups(gated, lr=3e-3, gate_lr=gate_lr))
     for _ in range(steps):
@@ -70,7 +86,7 @@ def test_a_short_training_gets_there_too() -> None:
     """Prices have to find the scale of the loss in a warm-up of 50 steps."""
     _, budget = train({"macs": 0.25}, steps=150)
     assert budget.delivered()["macs"] == pytest.approx(0.25, rel=0.05)
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     gains = [hc.Budget(gated, macs=0.5, steps=steps)._gain for steps in (12_000, 3_000, 30)]
     assert gains == pytest.approx([GAIN, GAIN, 10 * GAIN])
 
@@ -111,7 +127,7 @@ def test_units_of_all_groups() -> None:
 
 def at(limit: float, share: float) -> tuple[hc.GatedModel, hc.Budget]:
     """A budget after its warm-up, with a part of all units open, undecided."""
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     drawn = torch.rand(180, generator=torch.Generator().manual_seed(0))
     gated.gates.log_alpha.data.copy_(torch.where(drawn < share, -1.0, -4.0))
     budget = hc.Budget(gated, units=limit, steps=3)
@@ -179,8 +195,26 @@ def test_the_scale_follows_what_is_delivered() -> None:
         assert change_of_scale(at(limit, 0.4)[1]) == 0
 
 
+def test_costs_are_asked_for_again_where_a_gate_opens_or_shuts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gated = wide()
+    budget = hc.Budget(gated, macs=0.5, steps=30)
+    asked, cost = [], Ledger.cost
+    monkeypatch.setattr(Ledger, "cost", lambda own, gates: asked.append(gates) or cost(own, gates))
+    gated.gates.log_alpha.data -= 0.1
+    budget.step()
+    assert not asked
+    gated.gates.log_alpha.data[:9] = -4.0
+    budget.step()
+    assert len(asked) == 1
+    fresh = hc.Budget(gated, macs=0.5, steps=30)
+    for found, wanted in zip(*(b._looked_at(b._open()) for b in (budget, fresh)), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_the_scale_falls_below_the_band_while_the_target_comes_down() -> None:
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     budget = hc.Budget(gated, units=0.25, steps=3000)
     assert change_of_scale(budget) > 0
     gated.gates.log_alpha.data[:90] = -4.0
@@ -190,7 +224,7 @@ def test_the_scale_falls_below_the_band_while_the_target_comes_down() -> None:
 @pytest.mark.parametrize("limit", [2, 9, 25])
 def test_a_unit_that_fits_is_asked_back(limit: int) -> None:
     """One less than the limit is open: another is asked back; and then no more."""
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     nn.init.constant_(gated.gates.log_alpha, -4.0)
     gated.gates.log_alpha.data[: limit - 1] = 4.0
     budget = hc.Budget(gated, units={"a": limit}, steps=3)
@@ -205,7 +239,7 @@ def test_a_unit_that_fits_is_asked_back(limit: int) -> None:
 
 def test_the_last_unit_of_a_group_is_not_pushed() -> None:
     """It stays in any case: shutting it would save nothing."""
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     nn.init.constant_(gated.gates.log_alpha, 5.0)
     gated.gates.log_alpha.data[121:] = -30.0
     budget = hc.Budget(gated, macs=0.1, steps=3)
@@ -230,7 +264,7 @@ def test_the_price_after_units_were_removed() -> None:
 )
 def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bool) -> None:
     """A tenth of the growth, for what falls by so much in a warm-up of 1,000 steps."""
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     still, moving = (hc.Budget(gated, macs=0.25, steps=3000) for _ in range(2))
     moves = int(part * len(gated.gates.log_alpha))
     for _ in range(200):
@@ -250,7 +284,7 @@ def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bo
 @pytest.mark.parametrize(("left", "pruned"), [(91, True), (90, False)])
 def test_it_rests_below_the_limit_and_not_above(left: int, pruned: bool) -> None:
     """0.2 units too many of 90.8: one has to go, though that is more than what is too much."""
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     nn.init.constant_(gated.gates.log_alpha, -4.0)
     gated.gates.log_alpha.data[60 : 60 + left] = -1.0
     budget = hc.Budget(gated, units=90.8 / 180, steps=3)
@@ -272,7 +306,7 @@ def test_a_unit_larger_than_the_error_is_not_moved() -> None:
 
 
 def test_the_target_comes_down() -> None:
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     budget = hc.Budget(gated, macs=0.25, steps=30)
     assert budget.warmup == 10
     errors = []
@@ -322,7 +356,7 @@ def test_the_state_of_another_budget_is_refused(other: dict[str, Any], words: st
 
 
 def test_in_words() -> None:
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     assert str(hc.Budget(gated, units=0.5)).endswith("budget 50.0% of 180")
     assert str(hc.Budget(gated, units={"b": 30})).endswith("budget 50.0% of 60")
     words = str(hc.Budget(gated, macs=0.25))
@@ -391,7 +425,7 @@ def test_replayed() -> None:
     ],
 )
 def test_refused(limits: dict[str, object], words: str) -> None:
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     with pytest.raises(ArgumentError, match=words):
         hc.Budget(gated, **limits)  # type: ignore[arg-type]
 
@@ -421,7 +455,7 @@ def test_what_is_not_gated_counts_before_the_gates_too() -> None:
 
 @pytest.mark.filterwarnings(ABOVE)
 def test_an_emptied_group_keeps_a_unit_that_counts() -> None:
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = wide()
     gated.gates.log_alpha.data.fill_(-5.0)
     gated.gates.log_alpha.data[120:] = 5.0
     budget = hc.Budget(gated, units=10)

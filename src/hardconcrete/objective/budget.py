@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
+from hardconcrete.gating.gated_model import LATENCY
 from hardconcrete.objective.constraint import (
     Constraint,
     Limit,
@@ -142,6 +144,7 @@ class Budget:
         self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
         self._price = log_alpha.new_zeros(many, 0)
+        self._kept: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
         self._begin()
 
     def __call__(self) -> Tensor:
@@ -294,16 +297,32 @@ class Budget:
 
     def _looked_at(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
         """What is delivered; and the cost of each unit, all others as they are, in bands."""
+        own, slopes = self._told(is_open)
+        dtype = self._price.dtype
+        return own.to(dtype), slopes.to(dtype) / (BAND * self._limits[:, None])
 
+    def _told(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as parts of the dense totals; kept while no gate opens or shuts.
+
+        A GPU would have to be waited for, to see whether one does, and compiled code cannot ask.
+        """
+        if not is_open.is_cpu or torch.compiler.is_compiling():
+            return self._tell(is_open)
+        times = any(limit.name == LATENCY for limit in self.constraints)
+        table = self.gated.latency if times else None
+        kept = self._kept
+        if kept is None or kept[0] is not table or not torch.equal(kept[1], is_open):
+            self._kept = kept = table, is_open, self._tell(is_open)
+        return kept[2]
+
+    def _tell(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
         def means(gates: Tensor) -> tuple[list[Tensor], Tensor]:
             costs = ledger_costs(self.gated, self.constraints, gates)
             return [limit.expected(self.gated, gates, costs) for limit in self.constraints], costs
 
         slopes, costs = _slopes(means, is_open, len(self.constraints))
         own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
-        bands = BAND * self._limits[:, None]
-        dtype = self._price.dtype
-        return torch.stack(own).to(dtype), slopes.to(dtype) / bands
+        return torch.stack(own), slopes
 
 
 STATE = ("start", "log_scale", "steps", "past", "terms")
