@@ -75,16 +75,17 @@ print(time.perf_counter() - start)
 
 
 def test_import_costs_little_more_than_torch() -> None:
-    """The quickest of three, after torch in the same process: two processes differ by as much.
+    """In one of three tries, after torch in the same process: two processes differ by as much.
 
     The names themselves are asked for, not only the package.
     """
     run = partial(subprocess.run, capture_output=True, text=True, check=True)
-    times = [float(run([sys.executable, "-c", IMPORT]).stdout) for _ in range(3)]
-    assert min(times) <= 0.2
+    times = (float(run([sys.executable, "-c", IMPORT]).stdout) for _ in range(3))
+    assert any(took <= 0.2 for took in times)
 
 
 def test_help_answers_within_a_second_and_without_torch() -> None:
     code = "import sys; from hardconcrete.cli import app; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert min(seconds("from hardconcrete.cli import app; app(['--help'])") for _ in range(3)) < 1
+    answer = "from hardconcrete.cli import app; app(['--help'])"
+    assert any(seconds(answer) < 1 for _ in range(3))
