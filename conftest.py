@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from _pytest.doctest import DoctestItem
 
 import hardconcrete
@@ -27,6 +26,7 @@ def own_cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True, scope="session")
 def unwatched_insides() -> Iterator[None]:
     """Coverage does not follow what takes twice as long then, inside torch and matplotlib."""
+    import torch  # not above: the process that hands out the tests does without
     from matplotlib.figure import Figure
 
     program = torch.export.ExportedProgram
@@ -38,7 +38,7 @@ def unwatched_insides() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Any:
-    """Coverage watches how the library is imported, not how tests are found."""
+    """Coverage watches how the library is imported, not what it needs or how tests are found."""
     _import_library()
     tracer = sys.gettrace()
     sys.settrace(_but_coverage(tracer))
@@ -50,6 +50,7 @@ def pytest_make_collect_report() -> Any:
 
 @functools.cache
 def _import_library() -> None:
+    _unwatched(importlib.import_module)("torch._dynamo")
     for module in pkgutil.walk_packages(hardconcrete.__path__, "hardconcrete."):
         if module.name != "hardconcrete.__main__":  # which is a program
             importlib.import_module(module.name)
