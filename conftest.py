@@ -57,8 +57,17 @@ def _import_library() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked so come first: one process readies the C++ compiler, and no long one is last."""
-    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+    """Tests marked so come first: one process readies the C++ compiler, and no long one is last.
+
+    Those of one network of the zoo are neighbours, for one process to trace it for them all.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("early") is None, _network(item)))
+
+
+def _network(item: pytest.Item) -> str:
+    """The network of the zoo that a test is about, if there is one."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return given["entry"].name if "entry" in given else ""
 
 
 def pytest_collection_finish() -> None:
