@@ -28,10 +28,16 @@ def unwatched_insides() -> Iterator[None]:
     """Coverage does not follow what takes twice as long then, inside torch and matplotlib."""
     import torch  # not above: the process that hands out the tests does without
     from matplotlib.figure import Figure
+    from torch._dynamo import convert_frame
 
-    program = torch.export.ExportedProgram
+    insides = (
+        (torch.export, "export"),
+        (torch.export.ExportedProgram, "module"),
+        (convert_frame, "_compile"),
+        (Figure, "savefig"),
+    )
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((torch.export, "export"), (program, "module"), (Figure, "savefig")):
+        for owner, name in insides:
             patch.setattr(owner, name, _unwatched(getattr(owner, name)))
         yield
 

@@ -24,7 +24,6 @@ def test_without_a_command_it_teaches(command: list[str]) -> None:
     assert "Usage" in run(app, command).output
 
 
-@pytest.mark.unwatched
 def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = replace(SETTINGS["digits"], recipe=Recipe(epochs=2, gate_lr=0.1))
     monkeypatch.setitem(SETTINGS, "digits", quick)

@@ -117,6 +117,7 @@ def test_widths_in_blocks(lenet: hc.GatedModel, round_to: int) -> None:
     assert hc.count(small, lenet.example[0]).macs <= 0.2 * 2 * 2_293_000
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("limit", [None, 0.7, 0.5])
 def test_a_branch_that_is_shut_keeps_a_block(limit: float | None) -> None:
     """One map would be no multiple, and what libraries have for it is slow."""

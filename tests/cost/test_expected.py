@@ -152,6 +152,7 @@ def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
         assert delivered(gated) == counted(gated)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("log_alpha", [-8.0, -10.0, -15.0, -20.0])
 def test_a_group_that_is_all_but_shut(log_alpha: float) -> None:
     """Its last unit stays, and what it read goes along: LeNet-5's 50 maps."""

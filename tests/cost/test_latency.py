@@ -174,6 +174,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         network("lenet").measure_latency(batch=5)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(("took", "scale"), [(1.1**4, 1.1**3), (0.8**4, 0.8**3), (1.0, 1.0)])
 def test_the_forward_is_believed_more_than_the_sum(
     monkeypatch: pytest.MonkeyPatch, took: float, scale: float
@@ -223,6 +224,7 @@ def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
     assert len(kept(file)) == 1
 
 
+@pytest.mark.unwatched
 def test_real_times_fall_with_the_widths() -> None:
     """Of layers so wide that what is left is a twentieth of the work; nothing is that noisy."""
     layers = nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8)

@@ -54,6 +54,7 @@ def test_the_formulas_of_the_paper(log_alpha: float, temperature: float) -> None
     assert z.readout("median").item() == pytest.approx(noiseless, abs=1e-12)
 
 
+@pytest.mark.unwatched
 @gates
 def test_numerical_integration(log_alpha: float, temperature: float) -> None:
     z = gate(log_alpha, temperature)

@@ -80,6 +80,7 @@ def pick(base: Distribution, index: int) -> Distribution:
     return type(base)(**{name: getattr(base, name)[index] for name in base.arg_constraints})
 
 
+@pytest.mark.unwatched
 @bases
 def test_the_parts_sum_to_one(base: Distribution) -> None:
     gate = hc.Rectified(base, validate_args=False)

@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[Maker, Shape, Shape]] = {
 ROLES = {"in": [":in"], "out": [":out"], "each": [":each"], "in and out": [":in", ":out"]}
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", ["small", "large"])
 @pytest.mark.parametrize("sites", ROLES.values(), ids=ROLES.keys())

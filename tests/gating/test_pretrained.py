@@ -46,6 +46,7 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
         return 100 * float((model(images).argmax(1) == labels).float().mean())
 
 
+@pytest.mark.unwatched
 def test_a_low_drop_rate_leaves_the_accuracy(trained: tuple) -> None:
     """In train mode with sampled gates, 20 draws on average; batch norm in train mode in both."""
     state, images, labels = trained

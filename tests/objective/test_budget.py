@@ -115,11 +115,13 @@ def test_several_limits_at_once() -> None:
     assert any(delivered[name] > 0.95 * target[name] for name in target)
 
 
+@pytest.mark.unwatched
 def test_units_by_group() -> None:
     gated, _ = train({"units": {"a": 30, "b": 0.5}})
     assert gated.units_left() == pytest.approx((30, 30), abs=1)
 
 
+@pytest.mark.unwatched
 def test_units_of_all_groups() -> None:
     gated, _ = train({"units": 90})
     assert sum(gated.units_left()) == pytest.approx(90, abs=3)
@@ -248,6 +250,7 @@ def test_the_last_unit_of_a_group_is_not_pushed() -> None:
     assert slope[120].abs() < 1e-3 * slope[:120].min()
 
 
+@pytest.mark.unwatched
 def test_the_price_after_units_were_removed() -> None:
     gated, budget = train({"macs": 0.5}, steps=300)
     before = budget.price()

@@ -43,6 +43,7 @@ def run_of_the_paper(penalty: hc.L0Penalty, rate: float = 0.1) -> tuple[Reach, .
     return hc.check_run(penalty, SGD(groups, momentum=0.9, nesterov=True), 200 * 391, drops)
 
 
+@pytest.mark.unwatched
 def test_the_papers_wide_network_cannot_prune_as_published() -> None:
     """RECIPES: log_alpha goes from 0.85 to about 0.78 (160 maps) or 0.6 (640)."""
     with pytest.warns(hc.HardConcreteWarning, match="cannot prune 4 of 4 groups") as caught:
@@ -56,6 +57,7 @@ def test_the_papers_wide_network_cannot_prune_as_published() -> None:
     assert "78,200 steps of SGD" in words
 
 
+@pytest.mark.unwatched
 def test_the_norms_of_the_weights_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay as they are, however many trials it takes to find a cure."""
     penalty, taken = of_the_paper(weight_decay=5e-4), []
@@ -139,6 +141,7 @@ def test_no_lambda_is_no_pruning() -> None:
         hc.check_run(hc.L0Penalty(gated, 0.9 * lam), optimizer, 1000)
 
 
+@pytest.mark.unwatched
 def test_the_smallest_lambda_gets_a_number() -> None:
     gated = dense()
     optimizer = SGD(hc.parameter_groups(gated, lr=0.1))

@@ -9,6 +9,7 @@ from hardconcrete.paper.datasets import load_digits
 from hardconcrete.paper.demo import SETTINGS, demo, find_data
 
 
+@pytest.mark.unwatched
 def test_the_digits_prune_themselves(tmp_path: Path) -> None:
     found = demo(load_digits("train"), load_digits("test"), tmp_path)
     dense, gated = found.outcomes

@@ -40,6 +40,7 @@ def assert_same(one: Learner, other: Learner) -> None:
         assert torch.equal(tensor.cpu(), other.state()[name].cpu()), name
 
 
+@pytest.mark.unwatched
 def test_it_learns_and_prunes(digits: Images) -> None:
     recipe = Recipe(epochs=20, batch_size=20, gate_lr=0.02, averaging=0.99)
     dense = Learner("dense", 0, MLP(64, (100, 50)), recipe)

@@ -65,6 +65,7 @@ def test_how_to_choose_is_said_before_a_setting_of_ones_own_is_tested(
         assert "not the paper's" in mnist._advice(Experiment("mlp", **other), tmp_path)
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("opened")
 def test_an_interrupted_run_continues_bit_identically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

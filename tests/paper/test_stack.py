@@ -49,6 +49,7 @@ def stopped_after_three(one: Learner, data: Images) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in one.state().items()}
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     "experiment",
     [

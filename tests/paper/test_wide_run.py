@@ -163,6 +163,7 @@ def test_a_shrunk_network_goes_on_and_is_built_once(
     assert (result.error, result.seconds_in_all) == (whole.error, None)
 
 
+@pytest.mark.unwatched
 @pytest.mark.usefixtures("opened_cifar")
 def test_that_the_papers_setting_cannot_prune_is_said_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

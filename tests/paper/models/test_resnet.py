@@ -15,6 +15,7 @@ def on_meta(build, *args, **kwargs) -> tuple[nn.Module, Tensor]:
         return build(*args, **kwargs), torch.zeros(2, 3, 32, 32)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize(
     ("build", "arguments", "parameters"),
     [
