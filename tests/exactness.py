@@ -83,12 +83,12 @@ def assert_compacts(gated: hc.GatedModel, inputs: Inputs, tolerance: float = 1e-
     assert moved <= tolerance, f"what shut units own moves the output by {moved:.3g}"
     small = hc.compact(gated)
     for training in (False, True):
+        reference = copy.deepcopy(gated).train(training)
+        copied = copy.deepcopy(small).train(training)
+        for module in (*reference.modules(), *copied.modules()):
+            if isinstance(module, _DropoutNd):
+                module.p = 0.0
         for batch in (2, 5):
-            reference = copy.deepcopy(gated).train(training)
-            copied = copy.deepcopy(small).train(training)
-            for module in (*reference.modules(), *copied.modules()):
-                if isinstance(module, _DropoutNd):
-                    module.p = 0.0
             some = inputs(batch)
             gap = apart(outputs(reference, some), outputs(copied, some))
             assert gap <= tolerance, f"training={training}, batch={batch}: differs by {gap:.3g}"
