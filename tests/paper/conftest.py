@@ -69,7 +69,7 @@ def opened_cifar(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def stand_in_for_cifar(patch: pytest.MonkeyPatch) -> list[str]:
-    """Put made-up images where CIFAR is read; they have fewer pixels, which networks do not mind."""
+    """Put made-up images where CIFAR is read; networks do not mind that they are small."""
     splits: list[str] = []
 
     def load(classes: int, split: str, data: Path | None = None) -> Images:  # noqa: ARG001
