@@ -62,7 +62,7 @@ def cacheable() -> dict[str, Any]:
 def _digest(package: Path) -> str:
     """Of all source files below a folder, or nothing where there are none, as in an archive."""
     files = sorted(package.rglob("*.py")) if package.is_dir() else []
-    text = [f"{file.relative_to(package)}\n{file.read_text()}" for file in files]
+    text = [(file.relative_to(package).as_posix(), file.read_bytes()) for file in files]
     return hashlib.sha256(repr(text).encode()).hexdigest() if text else ""
 
 
