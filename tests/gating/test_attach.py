@@ -255,6 +255,21 @@ def test_what_is_no_module_is_refused() -> None:
         hc.attach_gates("net", torch.zeros(2, 4))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.LazyLinear(3)), "0.weight has no shape yet: call the model once"),
+        (nn.Sequential(nn.Linear(4, 3, device="meta")), "meta device, and gates need weights"),
+    ],
+)
+@pytest.mark.parametrize("sites", ["auto", ["0:in"]])
+def test_a_model_without_values_is_refused(
+    model: nn.Module, words: str, sites: str | list[str]
+) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        hc.attach_gates(model, torch.zeros(2, 4), sites=sites)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -286,6 +286,7 @@ def test_without_source_compiled_code_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "module.pyc").touch()
+    (tmp_path / ".#module.py").symlink_to("an editor")  # which leads nowhere
     assert _digest(tmp_path) == _digest(tmp_path / "archive.zip" / "package") == ""
     assert cacheable()
     monkeypatch.setattr("hardconcrete.gating.compiled._SOURCE", "")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
@@ -79,6 +80,7 @@ def attach_gates(
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
+    _refuse_without_values(model)
     args = as_args(example_inputs)
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
@@ -131,6 +133,17 @@ def remove_gates(gated: GatedModel) -> nn.Module:
 def plain_copy(gated: GatedModel) -> nn.Module:
     """A copy of the user's model, without gates."""
     return remove_gates(copy.deepcopy(gated))
+
+
+def _refuse_without_values(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ArgumentError(f"{name} has no shape yet: call the model once on an example")
+    if {parameter.device.type for parameter in model.parameters()} == {"meta"}:
+        raise ArgumentError(
+            "this model is on the meta device, and gates need weights: load them first; "
+            "hc.find_groups shows the groups of such a model"
+        )
 
 
 def _initial_locations(

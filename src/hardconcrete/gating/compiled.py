@@ -61,7 +61,7 @@ def cacheable() -> dict[str, Any]:
 
 def _digest(package: Path) -> str:
     """Of all source files below a folder, or nothing where there are none, as in an archive."""
-    files = sorted(package.rglob("*.py")) if package.is_dir() else []
+    files = sorted(file for file in package.rglob("*.py") if file.is_file())
     text = [(file.relative_to(package).as_posix(), file.read_bytes()) for file in files]
     return hashlib.sha256(repr(text).encode()).hexdigest() if text else ""
 
