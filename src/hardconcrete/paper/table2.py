@@ -33,7 +33,7 @@ EPOCHS = 200
 TICKS = 3.5, 4, 5, 6, 8, 10, 15, 20, 30, 50, 90
 """Errors to read off, in percent."""
 ROW_COLOURS = *COLOURS, "black", "saddlebrown", "deepskyblue", "crimson", "olive"
-"""One for each row of the table; then they come again."""
+"""One for each row that is drawn; then they come again."""
 
 
 @dataclass(frozen=True)
