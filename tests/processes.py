@@ -6,8 +6,8 @@ from typing import Any
 from torch import multiprocessing
 
 
-def spawn(function: Callable[..., None], args: tuple[Any, ...], count: int = 1) -> None:
-    """Run so many, which get their number first; what one raises is raised here.
+def in_processes(count: int, function: Callable[..., None], *args: Any) -> None:
+    """Run it in so many, which get their number first; what one raises is raised here.
 
     They begin where torch has been imported, once for all of them, and nothing else.
     """

@@ -22,7 +22,7 @@ from tests.distributions.oracles import assert_average
 from tests.gating import workers
 from tests.gating.networks import Net, Temperature
 from tests.gating.oracles import by_hand, gradients, next_draw, open_all, spread
-from tests.processes import spawn
+from tests.processes import in_processes
 
 
 def make(**settings: object) -> hc.GatedModel:
@@ -510,7 +510,7 @@ def test_a_spawned_process_trains_the_model_it_got(tmp_path: Path) -> None:
 
 def test_data_parallel_training_averages_the_gradients(tmp_path: Path) -> None:
     """Two processes draw their own gates; no search for unused parameters."""
-    spawn(workers.distributed_gradients, (tmp_path,), 2)
+    in_processes(2, workers.distributed_gradients, tmp_path)
     gated = workers.make_gated()
     penalty = hc.L0Penalty(gated, workers.LAM, weight_decay=workers.DECAY)
     names = [name for name, _ in gated.named_parameters()]

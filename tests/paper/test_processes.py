@@ -18,7 +18,7 @@ from hardconcrete.paper.records import RunFolder
 from hardconcrete.paper.wide import WideExperiment
 from hardconcrete.paper.wide_run import run_wide
 from tests.paper.conftest import stand_in_for_cifar
-from tests.processes import spawn
+from tests.processes import in_processes
 
 WIDE = WideExperiment(network="wrn-10-1", variant="budget", seed=1, shrink=1, gate_lr=8.0, epochs=3)
 
@@ -75,7 +75,7 @@ def test_two_processes_share_every_batch(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn(work, (port, tmp_path), 2)
+    in_processes(2, work, port, tmp_path)
     for gated in (False, True):
         first, second = (torch.load(tmp_path / f"{rank}-{gated}.pt") for rank in range(2))
         for name, tensor in first.items():

@@ -125,11 +125,7 @@ def run_wide(
     if rank() == 0:  # after all that can be refused
         folder.begin(experiment.settings(), resume=resume)
         folder.note_environment(environment(place))
-        told = folder.read().get("forecast")
-        if told is None:  # of its beginning
-            told = forecast(learner, len(training) // learner.recipe.batch_size)
-            folder.write({**folder.read(), "forecast": told})
-        if told:
+        if told := _forecast(learner, len(training), folder):
             say(f"note: {told}")
     agreed(0.0)  # that the folder is there
     continued = fit(learner, folder)
@@ -160,6 +156,15 @@ def run_wide(
     for result in _examined(experiment, engine, *given):
         folder.write({**about, **folder.read(), "result": asdict(result)})
     return result
+
+
+def _forecast(learner: Learner, images: int, folder: RunFolder) -> str:
+    """What was foretold of the run at its beginning, or is now."""
+    record = folder.read()
+    if "forecast" not in record:
+        record["forecast"] = forecast(learner, images // learner.recipe.batch_size)
+        folder.write(record)
+    return str(record["forecast"])
 
 
 def _widths(model: nn.Module) -> dict[str, Any]:
