@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -268,6 +269,17 @@ def test_a_model_without_values_is_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match=words):
         hc.attach_gates(model, torch.zeros(2, 4), sites=sites)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sites": ["0:in", "2:in"]}, {"keep_mean": True}])
+def test_gates_attached_in_inference_mode_learn(settings: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with torch.inference_mode():
+        gated = hc.attach_gates(model, torch.zeros(2, 4), **settings)
+    before = gated.gates.log_alpha.detach().clone()
+    (gated(torch.ones(2, 4)).sum() + hc.L0Penalty(gated, 0.1)()).backward()
+    torch.optim.Adam(gated.parameters()).step()
+    assert (gated.gates.log_alpha != before).all()
 
 
 class Recurrent(nn.Module):

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 import torch
@@ -45,11 +46,29 @@ def test_a_resumed_run_of_a_sweep_counts_what_was_done_before() -> None:
 
 
 def test_a_terminal_of_80_columns_shows_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    heading, *_, last = screen(monkeypatch, ["seed 0", "seed 10"], (20, 25, 45, 462))
+    assert heading.split() == ["epoch", "loss", "units", "MACs", "expected", "left"]
+    name, bar, *fields, left = last.removeprefix("seed ").split()
+    assert name == "10"
+    assert set(bar) == {"━"}
+    assert fields == ["100/200", "0.481", "20-25-45-462", "13%", "12%"]
+    assert left.count(":") == 1
+
+
+def test_many_groups_of_units_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = screen(monkeypatch, ["seed 0"], (640,) * 12)[-1]
+    assert len(last) == 80
+    assert "100/200 0.481 640-640-" in last
+    assert "…  13%" in last
+
+
+def screen(monkeypatch: pytest.MonkeyPatch, names: list[str], units: tuple[int, ...]) -> list[str]:
+    """The last picture of a run that is half done."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr("hardconcrete.paper.display.Console", lambda: console)
-    with Display(["seed 0", "seed 10"], epochs=200, dense=100.0) as display:
-        display.update(2, [Status(0.4806, (20, 25, 45, 462), 12.0, 13.0)] * 2)
+    with Display(names, epochs=200, dense=100.0) as display:
+        display.update(100, [Status(0.4806, units, 12.0, 13.0)] * len(names))
         display.bar.refresh()
-    text = screen.getvalue()
-    assert "seed 10 2/200 loss 0.481 units 20-25-45-462 MACs 13% (expected 12%)" in text
+    lines = re.sub(r"\x1b\[\S*?[A-Zhl]", "", file.getvalue()).strip("\n").splitlines()
+    return lines[-1 - len(names) :]

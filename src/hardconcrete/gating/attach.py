@@ -85,7 +85,8 @@ def attach_gates(
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
     sizes = [group.units for group in groups]
-    bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
+    with torch.inference_mode(False):  # gates learn, wherever they were attached
+        bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = placements(model, groups, bank)
     if sample == "example":
         _refuse_without_activation(placed, bank)

@@ -1,13 +1,13 @@
 """A line per network while it trains: a live bar in a terminal, and plain lines elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from torch import nn
 
 import hardconcrete as hc
@@ -32,6 +32,19 @@ class Status:
     expected: float
     delivered: float
 
+    def fields(self, dense: float) -> dict[str, str]:
+        """As columns, multiply-adds as parts of the dense ones."""
+        return {
+            "loss": f"{self.loss:.3f}",
+            "units": "-".join(map(str, self.units)),
+            "MACs": f"{self.delivered / dense:.0%}",
+            "expected": f"{self.expected / dense:.0%}",
+        }
+
+
+FIELDS = ("epoch", "loss", "units", "MACs", "expected")
+"""Columns beside the bar: of a status, after the epoch."""
+
 
 def status(model: nn.Module, loss: float, sizes: Mapping[str, int], dense: int) -> Status:
     """The status of a network, whose dense form has these units and multiply-adds.
@@ -51,6 +64,35 @@ class Sweep:
     title: str
     number: int
     runs: int
+
+
+class Bars(Progress):
+    """A bar per network, and what stands beside it under headings: all of it in 80 columns."""
+
+    def __init__(self, names: Sequence[str], console: Console, *, disable: bool) -> None:
+        name = Column(min_width=max(map(len, names)))
+        super().__init__(
+            TextColumn("{task.description}", table_column=name),
+            BarColumn(bar_width=20 if console.width >= 110 else 10),
+            *map(_column, FIELDS),
+            TimeRemainingColumn(compact=True, table_column=Column("left", no_wrap=True)),
+            console=console,
+            disable=disable,
+        )
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """Rich's own, with its headings."""
+        table = super().make_tasks_table(tasks)
+        table.show_header = True
+        return table
+
+
+def _column(field: str) -> TextColumn:
+    text = f"{{task.fields[{field}]}}"
+    if field == "units":  # of many groups: they give way
+        return TextColumn(text, table_column=Column(field, overflow="ellipsis"))
+    heading = Column(field, justify="right", no_wrap=True)
+    return TextColumn(text, justify="right", table_column=heading)
 
 
 class Display:
@@ -74,20 +116,17 @@ class Display:
         self.names, self.epochs, self.dense = names, epochs, dense
         self.console = Console(quiet=True) if silent else Console()
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal
-        name = Column(no_wrap=True, min_width=max(map(len, names)))
-        text, left = TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True)
-        wide = [BarColumn(bar_width=20)] if self.console.width >= 110 else []
-        columns = (TextColumn("{task.description}", table_column=name), *wide, text, left)
-        self.bar = Progress(*columns, console=self.console, disable=not self.live)
+        self.bar = Bars(names, self.console, disable=not self.live)
+        blank: dict[str, Any] = dict.fromkeys(FIELDS, "")
         self.sweep = None
         if sweep is not None:
             title = f"run {sweep.number} of {sweep.runs}: {sweep.title}"
             self.before = (sweep.number - 1) * epochs
             total = sweep.runs * epochs
-            self.sweep = self.bar.add_task(title, total=total, completed=self.before, text="")
+            self.sweep = self.bar.add_task(title, total=total, completed=self.before, **blank)
             if not self.live:
                 self.console.print(title, highlight=False, soft_wrap=True)
-        self.tasks = [self.bar.add_task(name, total=epochs, text="") for name in names]
+        self.tasks = [self.bar.add_task(name, total=epochs, **blank) for name in names]
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -106,13 +145,11 @@ class Display:
         if self.sweep is not None:
             self.bar.update(self.sweep, completed=self.before + epoch)
         for name, task, now in zip(self.names, self.tasks, statuses, strict=True):
-            text = (
-                f"{epoch}/{self.epochs} loss {now.loss:.3f} units "
-                f"{'-'.join(map(str, now.units))} MACs {now.delivered / self.dense:.0%} "
-                f"(expected {now.expected / self.dense:.0%})"
-            )
-            self.bar.update(task, completed=epoch, text=text)
+            fields: Any = {"epoch": f"{epoch}/{self.epochs}", **now.fields(self.dense)}
+            self.bar.update(task, completed=epoch, **fields)
             if not self.live and (
                 epoch == self.epochs or epoch % max(1, self.epochs // LINES) == 0
             ):
-                self.console.print(f"{name}  {text}", highlight=False, soft_wrap=True)
+                text = "{epoch} loss {loss} units {units} MACs {MACs} (expected {expected})"
+                line = f"{name}  {text.format(**fields)}"
+                self.console.print(line, highlight=False, soft_wrap=True)
