@@ -382,6 +382,32 @@ def test_the_keys_of_the_state() -> None:
     assert torch.equal(plain.eval()(inputs()), open_all(gated).eval()(inputs()))
 
 
+@pytest.mark.parametrize("holder", [lambda gated: gated, nn.Sequential, AveragedModel])
+def test_a_state_of_other_sites_is_refused(tmp_path: Path, holder: Any) -> None:
+    """Also where they have the same number of gates."""
+    first, second = hc.Site(("fc1.weight", "fc1.bias"), 0), "fc2:in"
+    here = hc.attach_gates(Net(), inputs(), sites=[first, second])
+    there = holder(hc.attach_gates(Net(), inputs(), sites=[second, "fc1:out"]))
+    torch.save(holder(here).state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    before = copy.deepcopy(there.state_dict())
+    words = r"of fc1.bias:0, fc1.weight:0 in this state would become those of fc2.weight:1"
+    with pytest.raises(hc.HardConcreteError, match=words):
+        there.load_state_dict(state)
+    torch.testing.assert_close(there.state_dict(), before, rtol=0, atol=0)
+    flipped = hc.Site(("fc1.bias", "fc1.weight"), 0)
+    same = holder(hc.attach_gates(Net(), inputs(), sites=[flipped, hc.Site("fc2.weight", 1)]))
+    same.load_state_dict(state)
+    assert_same_state(same, holder(here))
+
+
+def test_a_state_without_metadata_loads() -> None:
+    """Formats that keep nothing but tensors lose it."""
+    gated, other = make(), hc.attach_gates(Net(), inputs(), sites=Net.sites)
+    other.load_state_dict({**gated.state_dict()})
+    assert_same_state(other, gated)
+
+
 def test_a_saved_run_goes_on_where_it_was(tmp_path: Path) -> None:
     gated = make()
     optimizer = adam(gated)

@@ -153,8 +153,23 @@ class GatedModel(nn.Module):
         """Without the last look at the model, whose graph cannot be sent elsewhere."""
         return {**self.__dict__, "_look": None}
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """What is gated goes into the metadata of the state, where torch keeps versions."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
+        metadata["gates"] = [group.targets for group in self.groups]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
         """First remove what the saved model had removed."""
+        here = [group.targets for group in self.groups]
+        for mine, other in zip(here, local_metadata.get("gates", here), strict=False):
+            if mine != other:
+                raise ArgumentError(
+                    f"the gates of {', '.join(other)} in this state would become those of "
+                    f"{', '.join(mine)}: attach gates to the same sites in the same order"
+                )
         own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
         if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
             _replay(self, saved)
@@ -163,7 +178,7 @@ class GatedModel(nn.Module):
                 "this state has units that were removed here: load it into a new dense model, with "
                 "gates attached as before"
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def open_probability(self) -> dict[str, Tensor]:
         """P(open) of every unit, by group (eq. 6)."""

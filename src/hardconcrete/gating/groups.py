@@ -96,6 +96,11 @@ class Group:
         """Names of the parameters that its gates multiply."""
         return tuple(dict.fromkeys(axis.parameter for axis in self.axes))
 
+    @property
+    def targets(self) -> list[str]:
+        """What its gates multiply, in words that a state can keep: ``fc1.weight:1``."""
+        return sorted(Site(axis.parameter, axis.dim).label for axis in self.axes)
+
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""
         return sum(  # type: ignore[return-value]
