@@ -37,8 +37,9 @@ class Row:
     def __init__(self, record: dict[str, Any]) -> None:
         settings, self.networks = record["settings"], record["results"]
         network, lam = settings["network"], tuple(settings["lam"])
-        title, _, self.published = NETWORKS[network].rows[lam]
+        title, _, published = NETWORKS[network].rows[lam]
         decay = settings["weight_decay"]
+        self.published = None if decay else published
         self.title = f"{network}, {title}" + f", weight decay {decay:g}" * bool(decay)
         self.units, self.error = BOUNDS[network, lam]
         self.errors = [one["error"] for one in self.networks]
@@ -53,7 +54,7 @@ class Row:
         cells = [
             self.title,
             "-".join(f"{statistics.mean(units):.1f}" for units in each),
-            f"{statistics.mean(self.errors):.2f}%",
+            f"{statistics.mean(self.errors):.3f}%",
             f"{statistics.stdev(self.errors):.2f}",
             f"{min(self.errors):.2f} to {max(self.errors):.2f}",
             *(f"{sum(kept)} of {len(kept)}" for kept in (small, right, both)),

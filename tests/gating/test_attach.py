@@ -271,13 +271,23 @@ def test_a_model_without_values_is_refused(
         hc.attach_gates(model, torch.zeros(2, 4), sites=sites)
 
 
-@pytest.mark.parametrize("settings", [{}, {"sites": ["0:in", "2:in"]}, {"keep_mean": True}])
-def test_gates_attached_in_inference_mode_learn(settings: dict[str, Any]) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+def test_a_model_made_in_inference_mode_is_refused() -> None:
     with torch.inference_mode():
-        gated = hc.attach_gates(model, torch.zeros(2, 4), **settings)
+        model = Net()
+    with pytest.raises(ArgumentError, match=r"conv\.weight was made in torch\.inference_mode"):
+        hc.attach_gates(model, torch.zeros(2, 1, 4, 4))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sites": Net.sites}, {"keep_mean": True}])
+@pytest.mark.parametrize("sample", ["batch", "example"])
+def test_gates_attached_in_inference_mode_learn(settings: dict[str, Any], sample: Any) -> None:
+    model = Net()
+    with torch.inference_mode():
+        gated = hc.attach_gates(model, torch.randn(2, 1, 4, 4), sample=sample, **settings)
+        gated.expected("macs")
     before = gated.gates.log_alpha.detach().clone()
-    (gated(torch.ones(2, 4)).sum() + hc.L0Penalty(gated, 0.1)()).backward()
+    costs = sum(gated.expected(cost) for cost in ("group_size", "macs"))
+    (gated(torch.randn(2, 1, 4, 4)).sum() + costs).backward()
     torch.optim.Adam(gated.parameters()).step()
     assert (gated.gates.log_alpha != before).all()
 

@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch._inductor import config as inductor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -406,6 +407,67 @@ def test_a_state_without_metadata_loads() -> None:
     gated, other = make(), hc.attach_gates(Net(), inputs(), sites=Net.sites)
     other.load_state_dict({**gated.state_dict()})
     assert_same_state(other, gated)
+
+
+def test_weights_alone_load_whatever_is_gated() -> None:
+    state = hc.attach_gates(Net(), inputs(), sites=["fc1:in"]).state_dict()
+    del state["gates.log_alpha"]
+    other = hc.attach_gates(Net(), inputs(), sites=["fc2:in"])
+    other.load_state_dict(state, strict=False)
+    assert torch.equal(other.model.fc1.weight, state["model.fc1.weight"])
+
+
+class Branches(nn.Module):
+    """Two that are read side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.a(x).relu(), self.b(x).relu()], 1))
+
+
+def test_gates_of_another_part_of_the_same_weights_are_refused() -> None:
+    a, b = (hc.attach_gates(Branches(), torch.zeros(2, 4), include=name) for name in "ab")
+    with pytest.raises(ArgumentError, match=r"of out.weight:1 \(a\) .* of out.weight:1 \(b\)"):
+        b.load_state_dict(a.state_dict())
+    shrinking = hc.attach_gates(Branches(), torch.zeros(2, 4))
+    with torch.no_grad():
+        shrinking.gates.log_alpha[:3] = -20
+    assert hc.shrink(shrinking, None, pays=0)
+    other = hc.attach_gates(Branches(), torch.zeros(2, 4))
+    other.load_state_dict(shrinking.state_dict())
+    assert_same_state(other, shrinking)
+
+
+def test_states_travel_between_wrapped_and_plain_models() -> None:
+    def dense(wrap: Callable[[nn.Module], nn.Module]) -> hc.GatedModel:
+        layers = nn.Linear(4, 3), nn.ReLU(), wrap(nn.Linear(3, 2))
+        return hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
+
+    plain, wrapped = dense(lambda layer: layer), dense(checkpoint_wrapper)
+    plain.load_state_dict(wrapped.state_dict())
+    wrapped.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.gates.log_alpha, wrapped.gates.log_alpha)
+
+
+def test_tied_weights_have_one_name_in_states() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    first, second = (
+        hc.attach_gates(Tied(), torch.zeros(2, 4), sites=[hc.Site(f"{name}.weight", 1)])
+        for name in ("first", "second")
+    )
+    first.load_state_dict(second.state_dict())
+    assert_same_state(first, second)
 
 
 def test_a_saved_run_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ SPREAD = 0.01
 Sample = Literal["batch", "example"]
 
 
+@torch.inference_mode(False)  # gates learn, wherever they were attached
 def attach_gates(
     model: nn.Module,
     example_inputs: Any,
@@ -80,13 +81,12 @@ def attach_gates(
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
-    _refuse_without_values(model)
+    _refuse_weights(model)
     args = as_args(example_inputs)
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
     sizes = [group.units for group in groups]
-    with torch.inference_mode(False):  # gates learn, wherever they were attached
-        bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
+    bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = placements(model, groups, bank)
     if sample == "example":
         _refuse_without_activation(placed, bank)
@@ -136,10 +136,15 @@ def plain_copy(gated: GatedModel) -> nn.Module:
     return remove_gates(copy.deepcopy(gated))
 
 
-def _refuse_without_values(model: nn.Module) -> None:
+def _refuse_weights(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ArgumentError(f"{name} has no shape yet: call the model once on an example")
+        if parameter.is_inference():
+            raise ArgumentError(
+                f"{name} was made in torch.inference_mode(), and nothing can be learnt through it: "
+                "make the model outside"
+            )
     if {parameter.device.type for parameter in model.parameters()} == {"meta"}:
         raise ArgumentError(
             "this model is on the meta device, and gates need weights: load them first; "

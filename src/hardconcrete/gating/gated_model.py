@@ -15,7 +15,7 @@ from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.choice import Choice
-from hardconcrete.gating.groups import Group
+from hardconcrete.gating.groups import Group, targets
 from hardconcrete.gating.recomputation import refuse_inside_draw
 from hardconcrete.structure.look import Look
 from hardconcrete.structure.walk import Walk
@@ -157,19 +157,14 @@ class GatedModel(nn.Module):
         """What is gated goes into the metadata of the state, where torch keeps versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
-        metadata["gates"] = [group.targets for group in self.groups]
+        metadata["gates"] = targets(self.model, self.groups)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         """First remove what the saved model had removed."""
-        here = [group.targets for group in self.groups]
-        for mine, other in zip(here, local_metadata.get("gates", here), strict=False):
-            if mine != other:
-                raise ArgumentError(
-                    f"the gates of {', '.join(other)} in this state would become those of "
-                    f"{', '.join(mine)}: attach gates to the same sites in the same order"
-                )
+        if f"{prefix}gates.log_alpha" in state_dict:
+            self._refuse_others(local_metadata.get("gates", []))
         own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
         if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
             _replay(self, saved)
@@ -179,6 +174,16 @@ class GatedModel(nn.Module):
                 "gates attached as before"
             )
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _refuse_others(self, saved: list[list[str]]) -> None:
+        """Refuse gates that would become those of other units."""
+        for own, other in zip(targets(self.model, self.groups), saved, strict=False):
+            if own != other:
+                raise ArgumentError(
+                    f"the gates of {', '.join(other)} in this state would become those of "
+                    f"{', '.join(own)}: attach gates to the same sites in the same order, or load "
+                    "{**state}, which does not say whose they are"
+                )
 
     def open_probability(self) -> dict[str, Tensor]:
         """P(open) of every unit, by group (eq. 6)."""
@@ -210,7 +215,8 @@ class GatedModel(nn.Module):
 
             if torch.compiler.is_compiling():
                 raise GateError("costs are found by tracing: ask once before compiling")
-            self._ledger = ledger_of(self)
+            with torch.inference_mode(False):  # it will be differentiated elsewhere
+                self._ledger = ledger_of(self)
         return self._ledger
 
     @property
@@ -237,7 +243,8 @@ class GatedModel(nn.Module):
 
         if torch.compiler.is_compiling():
             raise GateError("latency is measured: ask once before compiling")
-        self._latency = latency_of(self, batch=batch, repeats=repeats, fresh=fresh)
+        with torch.inference_mode(False):  # it will be differentiated elsewhere
+            self._latency = latency_of(self, batch=batch, repeats=repeats, fresh=fresh)
         return self._latency
 
     def expected(self, cost: str) -> Tensor:

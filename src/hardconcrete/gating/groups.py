@@ -1,5 +1,6 @@
 """Groups: the units that share a name, and where their gates lie in the bank."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.site import Site
 from hardconcrete.structure import UnitGroup
+
+WRAPPERS = re.compile(r"_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")
+"""Parts of names by which torch's wrappers hold what they wrap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +100,6 @@ class Group:
         """Names of the parameters that its gates multiply."""
         return tuple(dict.fromkeys(axis.parameter for axis in self.axes))
 
-    @property
-    def targets(self) -> list[str]:
-        """What its gates multiply, in words that a state can keep: ``fc1.weight:1``."""
-        return sorted(Site(axis.parameter, axis.dim).label for axis in self.axes)
-
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""
         return sum(  # type: ignore[return-value]
@@ -112,6 +111,28 @@ def ungated(model: nn.Module, parameter: str) -> Tensor:
     """A parameter as it is trained; as an attribute it comes with its gates."""
     path, _, name = parameter.rpartition(".")
     return model.get_submodule(path)._parameters[name]  # type: ignore[return-value]
+
+
+def targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
+    """What the gates of every group multiply, in words that a state can keep.
+
+    Not by what wraps a module or by a second name of a parameter, for states are not, either.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> gated = hc.attach_gates(torch.nn.Linear(4, 3), torch.zeros(2, 4), sites=[":out"])
+        >>> targets(gated.model, gated.groups)
+        [['bias:0', 'weight:0']]
+    """
+    named = [*model.named_parameters(remove_duplicate=False)]
+    first = {id(parameter): name for name, parameter in reversed(named)}
+
+    def words(group: Group, axis: GateAxis) -> str:
+        parameter = first[id(ungated(model, axis.parameter))]
+        part = "" if axis.units is None else f" ({group.name})"  # others may gate the rest
+        return WRAPPERS.sub("", Site(parameter, axis.dim).label + part)
+
+    return [sorted(words(group, axis) for axis in group.axes) for group in groups]
 
 
 def without_gates(groups: Iterable[Group]) -> dict[str, dict[int, Tensor]]:

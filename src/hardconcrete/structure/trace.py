@@ -41,7 +41,7 @@ def trace(
         training: as the model computes in training.
         any_batch: let the graph run at any batch size, which takes three times as long.
     """
-    args, kwargs = at_least_two((args, dict(kwargs or {})))
+    args, kwargs = at_least_two(tree_map(_trainable, (args, dict(kwargs or {}))))
     dynamic = _dynamic(model, args, kwargs) if any_batch else None
     try:
         with ALONE, _undisturbed(model, training), _quiet(), _quick(any_batch):
@@ -97,6 +97,11 @@ def _quick(any_batch: bool) -> Iterator[None]:
         if any_batch and hasattr(config, "fake_tensor_cache_enabled"):
             switches.enter_context(config.patch(fake_tensor_cache_enabled=False))
         yield
+
+
+def _trainable(leaf: Any) -> Any:
+    """A copy of what was made in inference mode, which has no gradients outside of it."""
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def at_least_two(inputs: Any) -> Any:
