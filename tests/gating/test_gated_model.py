@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -407,6 +408,13 @@ def test_a_state_without_metadata_loads() -> None:
     gated, other = make(), hc.attach_gates(Net(), inputs(), sites=Net.sites)
     other.load_state_dict({**gated.state_dict()})
     assert_same_state(other, gated)
+
+
+def test_distributed_checkpoints_inside_a_draw() -> None:
+    gated = make()
+    with gated.draw():
+        state = get_model_state_dict(gated)
+    torch.testing.assert_close(state, dict(gated.state_dict()), rtol=0, atol=0)
 
 
 def test_weights_alone_load_whatever_is_gated() -> None:
