@@ -3,15 +3,18 @@
 Trains a row with several coefficients, all seeds stacked, with the term felt by weights and gates
 (eq. 17) or by the weights alone, and with gates drawn per batch or per example, which changes
 nothing; tests on 5,000 held-out training images, and the test set stays closed. Adds a line of JSON
-per network to a file, so that several calls can share it. On an H200 a coefficient takes about a
-minute for LeNet-5 and half a minute for the MLP.
+per network to a file, so that several calls can share it, and means over seeds to a table beside
+it. On an H200 a coefficient takes about a minute for LeNet-5 and half a minute for the MLP.
 
     python benchmarks/decay.py lenet5 --lam 10 0.5 0.1 10 --decay 0 1e-4 5e-4 [--still-gates]
+    python benchmarks/decay.py --out results/decay/control.jsonl       # the table alone
 """
 
 import argparse
 import json
+import statistics
 from pathlib import Path
+from typing import Any
 
 from hardconcrete.paper import experiment as experiments
 from hardconcrete.paper.datasets import hold_out, load_mnist
@@ -20,11 +23,15 @@ from hardconcrete.paper.mnist import choose_device
 from hardconcrete.paper.records import environment
 from hardconcrete.paper.training import is_snapshot
 
+COLUMNS = ("network", "lambda", "decay", "felt by", "drawn per", "seeds", "units", "error", "+-")
+
 
 def main() -> None:
-    """Train every coefficient and write down what is left, and the errors on the way."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("network", choices=[*experiments.NETWORKS])
+    """Train what is asked for, and make the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("network", choices=[*experiments.NETWORKS], nargs="?")
     parser.add_argument("--lam", type=float, nargs="+", default=[0.1])
     parser.add_argument("--decay", type=float, nargs="+", default=[0.0, 1e-4, 5e-4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
@@ -35,6 +42,15 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("decay.jsonl"))
     given = parser.parse_args()
+    if given.network:
+        train(given)
+    written = table(given.out)
+    print(written, end="")
+    given.out.with_suffix(".md").write_text(written)
+
+
+def train(given: argparse.Namespace) -> None:
+    """Train every coefficient and write down what is left, and the errors on the way."""
     device = choose_device(given.device)
     training, held_out = hold_out(load_mnist("train", given.data))
     about = {"network": given.network, "lam": given.lam, "moves_gates": not given.still_gates}
@@ -63,6 +79,24 @@ def main() -> None:
                 found |= {"error": curve[row.epochs], "curve": curve, "seconds": engine.seconds}
                 print(json.dumps(found), flush=True)
                 file.write(json.dumps({**about, **found}) + "\n")
+
+
+def table(file: Path) -> str:
+    """Means over the seeds of every setting in the file, and the deviation between networks."""
+    settings: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in map(json.loads, file.read_text().splitlines()):
+        lam, felt = " ".join(map("{:g}".format, one["lam"])), one["moves_gates"]
+        key = (one["network"], lam, f"{one['decay']:g}", "all" if felt else "weights")
+        settings.setdefault((*key, one.get("sample", "batch")), []).append(one)
+    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    for setting, networks in settings.items():
+        units = zip(*(one["units"] for one in networks), strict=True)
+        errors = [one["error"] for one in networks]
+        deviation = f"{statistics.stdev(errors):.2f}" if len(errors) > 1 else ""
+        mean = ["-".join(f"{statistics.mean(each):.1f}" for each in units)]
+        mean += [f"{statistics.mean(errors):.2f}%", deviation]
+        lines.append([*setting, str(len(networks)), *mean])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":
