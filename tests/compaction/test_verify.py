@@ -9,7 +9,6 @@ from hardconcrete.compaction.verify import (
     TOLERANCE,
     another_batch,
     difference,
-    evaluating,
     first_difference,
     tolerated,
 )
@@ -105,14 +104,6 @@ def test_noise_is_the_same_for_both_and_no_random_numbers_are_used_up() -> None:
     state = torch.get_rng_state()
     assert compared(lambda x: x + torch.randn_like(x), lambda x: x + torch.randn_like(x), x) == 0
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_modes_come_back() -> None:
-    model = dense().train()
-    model[2].eval()
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-    assert [layer.training for layer in model] == [True, True, False, True, True]
 
 
 def test_the_first_layer_that_differs_is_named() -> None:

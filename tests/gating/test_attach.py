@@ -3,6 +3,8 @@
 import copy
 import math
 import pickle
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.paper.models import MLP
 from tests.gating.networks import Net, Scale, Temperature
 from tests.gating.oracles import anatomy, by_hand, next_draw, unchanged
+from tests.structure.test_undisturbed import Counter
 
 MLP_SITES = ("fc1:in", "fc2:in", "fc3:in")
 IMAGES = torch.zeros(2, 1, 28, 28)
@@ -269,6 +272,32 @@ def test_a_model_without_values_is_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match=words):
         hc.attach_gates(model, torch.zeros(2, 4), sites=sites)
+
+
+def test_an_empty_layer_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(1, 3))
+    model[0].weight = nn.Parameter(torch.zeros(3, 0))
+    with pytest.raises(SiteError, match=r"0\.weight is empty, so there is nothing to gate"):
+        hc.attach_gates(model, torch.zeros(2, 0), sites=["0:in"])
+
+
+@pytest.mark.parametrize("sample", ["batch", "example"])
+def test_torchscript_is_refused(sample: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it deprecated
+        model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)))
+    with pytest.raises(SiteError, match=r"attach them before torch\.jit\.script"):
+        hc.attach_gates(model, torch.zeros(2, 4), sites=[hc.Site("0.weight", 1)], sample=sample)
+
+
+@pytest.mark.parametrize("site", ["layer:in", "unused:in"])
+def test_buffers_of_the_model_stay_as_they_were(site: str) -> None:
+    model = Counter()
+    refused = pytest.raises(SiteError, match="does not read") if site == "unused:in" else None
+    with refused or nullcontext():
+        hc.attach_gates(model, torch.zeros(2, 4), sites=[site])
+    assert model.written == 0
+    assert model.replaced.isnan()
 
 
 def test_a_model_made_in_inference_mode_is_refused() -> None:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.errors import SiteError
+from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.choice import Patterns
 from hardconcrete.paper.models import LeNet5
 from tests.gating.networks import Net
@@ -50,6 +50,9 @@ def test_patterns(found: hc.Structure, include: object, exclude: object, left: l
 
 def test_patterns_choose_what_is_gated() -> None:
     assert names(attached(include="conv*", exclude="conv1")) == ["conv2"]
+    for other in (3, None, ["conv1", 3]):
+        with pytest.raises(ArgumentError, match="include and exclude are names or patterns, not"):
+            attached(exclude=other)
 
 
 @pytest.mark.parametrize("setting", ["include", "exclude"])

@@ -193,6 +193,22 @@ def test_samples_are_stacked() -> None:
         gated(x, samples=0)
 
 
+def test_an_argument_of_the_model_that_is_called_samples() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, samples: int = 1) -> Tensor:
+            return self.layer(x).new_full((), samples)
+
+    gated = hc.attach_gates(Own(), torch.zeros(2, 4), sites=["layer:in"])
+    assert gated(torch.zeros(2, 4)) == 1
+    assert gated(torch.zeros(2, 4), 5) == 5
+    with pytest.raises(ArgumentError, match="an argument of that name: pass its own by position"):
+        gated(torch.zeros(2, 4), samples=5)
+
+
 def test_losses_of_samples_are_averaged() -> None:
     """Eq. 9: the mean over draws of the loss, not the loss of the mean."""
     gated, x, y = make(), inputs(), torch.tensor([0, 1, 2, 3, 0])
@@ -533,6 +549,18 @@ def test_gates_keep_their_precision() -> None:
     for gated in (make().bfloat16(), make().half(), make().double()):
         assert gated.gates.log_alpha.dtype == torch.float32
         assert gated.model.fc1._parameters["weight"].dtype != torch.float32
+
+
+def test_gradients_and_learnt_temperatures_keep_their_precision_too() -> None:
+    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"], gate=Temperature())
+    gated(torch.ones(2, 4)).sum().backward()
+    slope = gated.gates.log_alpha.grad.clone()
+    optimizer = torch.optim.Adam(gated.parameters())
+    gated.bfloat16()
+    assert {p.dtype for p in gated.gates.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in gated.gates.parameters()} == {torch.float32}
+    assert torch.equal(gated.gates.log_alpha.grad, slope)
+    optimizer.step()
 
 
 def test_averages_include_the_gates() -> None:

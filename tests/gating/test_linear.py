@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 from hardconcrete.gating.linear import gated_linear
@@ -32,6 +32,17 @@ def assert_same_gradients(inputs: list[Tensor | None]) -> None:
         slope = torch.randn_like(expected)
         torch.testing.assert_close(
             torch.autograd.grad(found, needed, slope), torch.autograd.grad(expected, needed, slope)
+        )
+
+
+def test_forward_mode() -> None:
+    inputs = arguments()
+    tangents = [torch.randn_like(each) for each in inputs]
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(*pair) for pair in zip(inputs, tangents, strict=True)]
+        found, expected = gated_linear(*duals), plainly(*duals)
+        torch.testing.assert_close(
+            tuple(forward_ad.unpack_dual(found)), tuple(forward_ad.unpack_dual(expected))
         )
 
 

@@ -27,6 +27,21 @@ def test_gates_have_their_own_rate_and_no_decay() -> None:
     assert [group["lr"] for group in hc.parameter_groups(gated, 0.1, weight_decay=0.3)] == [0.1] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lr", -0.1), ("lr", "0.1"), ("lr", None), ("lr", float("nan")), ("gate_lr", -1.0),
+     ("weight_decay", -0.1), ("weight_decay", float("inf")), ("weight_decay", True)],
+)  # fmt: skip
+def test_what_is_no_rate_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}=.* must be a number, neither negative"):
+        hc.parameter_groups(make(), **{"lr": 0.1, name: value})
+
+
+def test_a_rate_may_be_a_tensor() -> None:
+    rate = torch.tensor(0.1)
+    assert hc.parameter_groups(make(), lr=rate)[0]["lr"] is rate
+
+
 def test_without_settings_of_their_own_gates_join_the_weights() -> None:
     gated = make()
     (only,) = hc.parameter_groups(gated, lr=0.1)

@@ -5,10 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import hardconcrete as hc
+from hardconcrete.errors import GateError
 from tests.gating.networks import Net
 from tests.gating.oracles import (
+    anatomy,
     open_all,
     spread,
 )
@@ -42,6 +45,21 @@ def test_a_training_model_can_be_printed() -> None:
     gated = hc.attach_gates(model, torch.zeros(2, 1, 4, 4), sites=Net.sites)
     assert described in repr(gated.eval())
     assert described in repr(gated.train())
+
+
+def test_a_gated_parameter_cannot_be_taken_away_or_parametrized() -> None:
+    layer = nn.Linear(4, 3)
+    gated = hc.attach_gates(layer, torch.zeros(2, 4), sites=[":in"]).eval()
+    before = anatomy(layer)
+    for change in (weight_norm, lambda module: delattr(module, "weight")):
+        with pytest.raises(GateError, match="weight has gates, so it cannot be removed"):
+            change(layer)
+        assert anatomy(layer) == before
+    layer.extra = 1
+    del layer.extra, layer.bias
+    assert not hasattr(layer, "extra")
+    assert list(dict(layer.named_parameters())) == ["weight"]
+    assert hc.remove_gates(gated) is layer
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

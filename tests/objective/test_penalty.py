@@ -1,7 +1,10 @@
 """The complexity loss against enumeration of all gate patterns, sampling and arithmetic."""
 
+import copy
 import itertools
 import math
+import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,6 +317,43 @@ def test_decay_is_done_in_one_place() -> None:
     hc.parameter_groups(other, 0.1, weight_decay=0.2)
     with pytest.raises(ArgumentError, match=r"parameter_groups\(weight_decay=...\) was called"):
         hc.L0Penalty(other, 0.1, weight_decay=0.5)
+
+
+def decayed(gated: hc.GatedModel) -> list[str]:
+    """The groups that decay in an optimiser."""
+    groups = hc.parameter_groups(gated, 0.1, weight_decay=0.2)
+    return [group["name"] for group in groups if group["weight_decay"]]
+
+
+def bare() -> hc.GatedModel:
+    layer = nn.Linear(4, 3, bias=False)
+    return hc.attach_gates(layer, torch.zeros(2, 4), sites=[":in"])
+
+
+def test_decay_stays_with_a_penalty_that_is_left() -> None:
+    gated = bare()
+    penalty = hc.L0Penalty(gated, 0.1, weight_decay=0.5)
+    hc.L0Penalty(gated, 0.2, weight_decay=0.5)()
+    assert decayed(gated) == []
+    assert gated.decayed_by_penalty == {"weight"}
+    del penalty
+    assert decayed(gated) == ["weights"]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_decays_where_its_own_penalty_or_optimizer_does_it(copied: Any) -> None:
+    penalty = hc.L0Penalty(bare(), 0.1, weight_decay=0.5)
+    assert decayed(copied(penalty.gated)) == ["weights"]
+    gated = bare()
+    assert decayed(gated) == ["weights"]
+    with_own = hc.L0Penalty(copied(gated), 0.1, weight_decay=0.5)
+    assert decayed(with_own.gated) == []
+    if copied is copy.deepcopy:  # the schedule of a penalty is a function, which has no pickle
+        model, objective = copied((with_own.gated, with_own))
+        assert objective.gated is model
+        assert decayed(model) == []
+        del objective
+        assert decayed(model) == ["weights"]
 
 
 # Refusals

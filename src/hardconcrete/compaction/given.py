@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction.plan import KEY, CompactionPlan
 from hardconcrete.compaction.select import stop_selecting
-from hardconcrete.compaction.verify import TOLERANCE, Inputs, evaluating
+from hardconcrete.compaction.verify import TOLERANCE, Inputs
 from hardconcrete.errors import CompactionError
+from hardconcrete.structure.undisturbed import in_mode
 
 
 def without_selection(small: nn.Module, example: Inputs) -> nn.Module:
@@ -25,7 +26,7 @@ def without_selection(small: nn.Module, example: Inputs) -> nn.Module:
         )
     (path,) = paths
     kept = plan.selections[path]
-    with evaluating(small), torch.no_grad():
+    with in_mode(small, training=False), torch.no_grad():
         expected = small(x)
         stop_selecting(small.get_submodule(path))
         gap = (small(x.flatten(1)[:, list(kept)]) - expected).abs().max() / expected.abs().max()
@@ -58,7 +59,7 @@ def _reads_the_input(small: nn.Module, path: str, x: Tensor) -> bool:
 
     handle = small.get_submodule(path).register_forward_pre_hook(keep)
     try:
-        with evaluating(small), torch.no_grad():
+        with in_mode(small, training=False), torch.no_grad():
             small(x)
     finally:
         handle.remove()

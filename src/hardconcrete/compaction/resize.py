@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from hardconcrete.compaction.empty import emptied
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.select import selecting
-from hardconcrete.compaction.verify import evaluating
+from hardconcrete.structure.undisturbed import in_mode
 from hardconcrete.structure.walk import named_tensors
 
 Cutter = Callable[[Tensor, int, Tensor], None]
@@ -37,7 +37,7 @@ def resized(plan: CompactionPlan, model: nn.Module) -> nn.Module:
 
 def resize(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
     """Cut and scale a model in place."""
-    with evaluating(model):  # a weight that is computed may change its state when read in training
+    with in_mode(model, training=False):  # weights may be computed, and in training change state
         before = {module: _sizes(module) for module in model.modules()}
         fold(plan, model, cut)
         for module, sizes in before.items():

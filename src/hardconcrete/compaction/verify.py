@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hardconcrete.structure.undisturbed import in_mode
+
 TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-5,
@@ -95,7 +97,7 @@ def _apart(first: Tensor, second: Tensor) -> float:
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     args, kwargs = tree_map(_copied, inputs)
-    with torch.no_grad(), evaluating(model), _same_random_numbers(), full_precision():
+    with torch.no_grad(), in_mode(model, training=False), _same_random_numbers(), full_precision():
         results = model(*args, **kwargs)
     return [leaf for leaf in _leaves(results) if isinstance(leaf, Tensor)]
 
@@ -135,18 +137,6 @@ def full_precision() -> Iterator[None]:
     finally:
         for backend, allowed in zip(backends, before, strict=True):
             backend.allow_tf32 = allowed
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode; every module's own mode comes back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def another_batch(inputs: Inputs) -> Inputs:

@@ -13,8 +13,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -28,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
 
@@ -301,8 +301,8 @@ def _empty(parameter: nn.Parameter) -> nn.Parameter:
 
 def _on_itself(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
-    with _put_back(model):
-        return _tally(model.eval(), args, kwargs)
+    with in_mode(model, training=False), buffers_kept(model), no_fast_path():
+        return _tally(model, args, kwargs)
 
 
 def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
@@ -312,29 +312,6 @@ def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
     with torch.random.fork_rng(devices=devices), torch.no_grad(), tally, _Einsums(tally):
         model(*args, **kwargs)
     return tally
-
-
-@contextmanager
-def _put_back(model: nn.Module) -> Iterator[None]:
-    """Modes and buffers as before; without the kernels that take a whole encoder layer in one."""
-    modes = {module: module.training for module in model.modules()}
-    homes = [module._buffers for module in model.modules() if isinstance(module._buffers, dict)]
-    buffers = [(home, dict(home)) for home in homes]
-    filled = [buffer for buffer in model.buffers() if not buffer.is_meta]
-    contents = [(buffer, buffer.detach().clone()) for buffer in filled]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, training in modes.items():
-            module.training = training
-        for home, before in buffers:
-            home.update(before)
-        for buffer, value in contents:
-            if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
 
 
 def _check(model: nn.Module) -> None:

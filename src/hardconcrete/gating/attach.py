@@ -22,6 +22,7 @@ from hardconcrete.gating.placement import placements
 from hardconcrete.gating.site import Site
 from hardconcrete.gating.swap import is_swapped, restore, swap
 from hardconcrete.structure.trace import as_args
+from hardconcrete.structure.undisturbed import buffers_kept, in_mode
 
 SPREAD = 0.01
 """Standard deviation of the initial locations (section 4)."""
@@ -88,9 +89,9 @@ def attach_gates(
     sizes = [group.units for group in groups]
     bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
     placed = placements(model, groups, bank)
+    _refuse_modules(placed)
     if sample == "example":
         _refuse_without_activation(placed, bank)
-    _refuse_recurrent(placed)
     gated = GatedModel(model, bank, choice, sample, (args, dict(kwargs or {})))
     gated.training = model.training
     try:
@@ -192,8 +193,13 @@ def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: 
                 )
 
 
-def _refuse_recurrent(placed: dict[nn.Module, list[Multiplier]]) -> None:
+def _refuse_modules(placed: dict[nn.Module, list[Multiplier]]) -> None:
     for module, multipliers in placed.items():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SiteError(
+                f"{multipliers[0].name}: TorchScript reads its weights without asking anybody, so "
+                "they cannot have gates; attach them before torch.jit.script"
+            )
         if isinstance(module, nn.RNNBase):
             raise SiteError(
                 f"{multipliers[0].name}: a {type(module).__name__} keeps copies of its "
@@ -218,19 +224,16 @@ def _divide_by_mean(gated: GatedModel) -> None:
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Call the model once: gates that its forward does not read would silently do nothing."""
-    bank, modes = gated.gates, {module: module.training for module in gated.modules()}
+    bank = gated.gates
     devices = [bank.log_alpha.device] if bank.log_alpha.is_cuda else []
     bank.seen = set()
-    for module in modes:  # one by one: some models do more than that in train and eval
-        module.training = False
+    as_before = in_mode(gated, training=False), buffers_kept(gated.model)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with as_before[0], as_before[1], torch.no_grad(), torch.random.fork_rng(devices=devices):
             _called(gated, args, kwargs)
         unread = _unread(gated, bank.seen)
     finally:
         bank.seen = None
-        for module, training in modes.items():
-            module.training = training
     if unread:
         raise SiteError(
             f"{unread[0][0]}: the model's forward does not read {unread[0][1]} as an "

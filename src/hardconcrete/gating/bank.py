@@ -118,9 +118,10 @@ class GateBank(nn.Module):
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
-                "GatedModel; call it instead of its inner model, put other methods inside "
-                "`with gated.draw():`, or call gated.eval() for the test-time values. (Around "
-                "layers that are compiled on their own, a checkpoint has to be compiled with them.)"
+                "GatedModel, itself in training; call it instead of its inner model, put other "
+                "methods inside `with gated.draw():`, or call gated.eval() for the test-time "
+                "values. (Around layers that are compiled on their own, a checkpoint has to be "
+                "compiled with them.)"
             )
         if compiling:
             return drawn if outside is None else self._if_own(drawn, outside)
@@ -141,10 +142,12 @@ class GateBank(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves to other devices, and never to another precision."""
-        before = self.log_alpha.detach()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.log_alpha.dtype != before.dtype:
-            self.log_alpha.data = before.to(self.log_alpha.device)
+
+        def moved(tensor: Tensor) -> Tensor:  # gradients, and what a gate learns, come here too
+            found: Tensor = fn(tensor)
+            return found if found.dtype == tensor.dtype else tensor.to(found.device)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         for name, values in self._history().items():
             setattr(self, name, values.to(self.log_alpha.device))
         self.tables[:] = [table.to(self.log_alpha.device) for table in self.tables]

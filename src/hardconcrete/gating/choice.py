@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hardconcrete.errors import SiteError
+from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.groups import Group, in_bank, site_groups, unit_groups
 from hardconcrete.gating.site import Site, named_sites
 from hardconcrete.structure import Structure, UnitGroup
@@ -27,6 +27,9 @@ class Patterns:
     @classmethod
     def of(cls, include: str | Sequence[str], exclude: str | Sequence[str]) -> "Patterns":
         """From single patterns or several."""
+        for given in (include, exclude):
+            if not isinstance(given, Iterable) or any(not isinstance(each, str) for each in given):
+                raise ArgumentError(f"include and exclude are names or patterns, not {given!r}")
         as_tuple = [(given,) if isinstance(given, str) else tuple(given) for given in
                     (include, exclude)]  # fmt: skip
         return cls(*as_tuple)

@@ -4,7 +4,9 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
+from inspect import signature
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +74,18 @@ class GatedModel(nn.Module):
         self._look = choice.look
         self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
-        self.decayed_by_penalty: frozenset[str] = frozenset()
-        self.carrier: int | None = None
-        """The penalty that carries this decay, by number."""
+        self._nobody_decays()
+
+    def _nobody_decays(self) -> None:
+        """Penalties and optimisers belong to one model, and to none of its copies."""
+        self.decaying: WeakSet[Any] = WeakSet()  # penalties that carry the decay of gated weights
         self.decayed_by_optimizer: frozenset[str] = frozenset()
+
+    @property
+    def decayed_by_penalty(self) -> frozenset[str]:
+        """Names of the parameters whose decay some penalty carries."""
+        names = (name for group in self.groups for name in group.parameters)
+        return frozenset(names if self.decaying else ())
 
     def regroup(self, groups: tuple[Group, ...]) -> None:
         """Tell it what its gates belong to; ``shrink`` does so where units were removed."""
@@ -98,6 +108,11 @@ class GatedModel(nn.Module):
             return self._drawn(args, kwargs)
         if not isinstance(samples, int) or samples < 1:
             raise ArgumentError(f"samples={samples} must be a whole number, at least 1")
+        if "samples" in signature(self.model.forward).parameters:
+            raise ArgumentError(
+                "samples=... asks for draws of the gates, and this model has an argument of that "
+                "name: pass its own by position"
+            )
         outputs = [self._drawn(args, kwargs) for _ in range(samples)]
         return tree_map(_stacked, *outputs)
 
@@ -146,12 +161,18 @@ class GatedModel(nn.Module):
                 memo[id(value)] = value.detach().clone()
         copied: Any = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        copied.__setstate__(copy.deepcopy(self.__getstate__() | {"_look": self._look}, memo))
         return copied  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the last look at the model, whose graph cannot be sent elsewhere."""
-        return {**self.__dict__, "_look": None}
+        state = {**self.__dict__, "_look": None}
+        del state["decaying"], state["decayed_by_optimizer"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._nobody_decays()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """What is gated goes into the metadata of the state, where torch keeps versions."""

@@ -166,6 +166,8 @@ def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
         total = sum(parameters[parameter].numel() for parameter in site.names)
         first = parameters[site.names[0]]
         units = first.numel() if site.dim is None else first.shape[site.dim]
+        if not units:
+            raise SiteError(f"{name}: {site.names[0]} is empty, so there is nothing to gate")
         if site.dim is None and total != units:
             raise SiteError(f"{name}: single weights are gated for one parameter at a time")
         axes = tuple(GateAxis(parameter, site.dim) for parameter in site.names)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from hardconcrete.gating.compiled import in_graph
@@ -23,6 +24,7 @@ def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> T
     """F.linear(x * z, weight, bias)."""
     plain = x.dim() > 1 and x.dtype == z.dtype == weight.dtype
     transformed = torch._C._functorch.maybe_current_level() is not None
+    transformed = transformed or forward_ad._current_level >= 0
     if not plain or transformed or torch.is_autocast_enabled(x.device.type):
         return F.linear(x * z.to(x.dtype), weight, bias)
     result: Tensor = _GatedLinear.apply(x, z, weight, bias)  # type: ignore[no-untyped-call]

@@ -1,8 +1,10 @@
 """What an optimiser needs to know of a gated model."""
 
+import math
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
@@ -32,6 +34,8 @@ def parameter_groups(
         raise ArgumentError(
             f"parameter_groups takes what attach_gates returned, not a {type(gated).__name__}"
         )
+    for name, value in {"lr": lr, "gate_lr": gate_lr, "weight_decay": weight_decay}.items():
+        _refuse_no_rate(name, value)
     named = dict(gated.model.named_parameters(remove_duplicate=False))
     carried = {id(named[name]) for name in gated.decayed_by_penalty}
     trained = [parameter for parameter in gated.model.parameters() if parameter.requires_grad]
@@ -53,3 +57,12 @@ def parameter_groups(
         for name, parameters, rate, decay in settings
         if parameters
     ]
+
+
+def _refuse_no_rate(name: str, value: object) -> None:
+    """Refuse what optimisers check of their defaults, and not of groups."""
+    if value is None and name == "gate_lr":
+        return
+    number = isinstance(value, Real | Tensor) and not isinstance(value, bool)
+    if not number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+        raise ArgumentError(f"{name}={value!r} must be a number, neither negative nor infinite")

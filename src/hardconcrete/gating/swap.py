@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hardconcrete.errors import GateError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.faces import Forward, activation_forward, with_faces
 from hardconcrete.gating.module_gates import KEY, ModuleGates
@@ -47,6 +48,7 @@ def _gated_class(base: Any, names: tuple[str, ...], forward: Forward | None) -> 
 
     members: dict[str, Any] = {name: reader(name) for name in names}
     members |= {"extra_repr": _extra_repr, "register_parameter": _register_parameter}
+    members |= {"__delattr__": _refuse_removal}
     members |= {"ungated": base, "__reduce_ex__": _reduce, "__module__": base.__module__}
     if forward is not None:
         members["forward"] = forward
@@ -68,6 +70,16 @@ def _register_parameter(module: Any, name: str, param: Any) -> None:
         module._parameters[name] = param
     else:
         type(module).ungated.register_parameter(module, name, param)
+
+
+def _refuse_removal(module: Any, name: str) -> None:
+    """A parametrization takes a parameter away, and would start from its product with the gates."""
+    if any(multiplier.parameter == name for multiplier in module.__dict__[KEY].multipliers):
+        raise GateError(
+            f"{name} has gates, so it cannot be removed or parametrized; take them off first "
+            "(hc.remove_gates), and attach them to what was parametrized"
+        )
+    type(module).ungated.__delattr__(module, name)
 
 
 def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001

@@ -1,10 +1,9 @@
 """The expected L0 norm with its companions: L2 (section 2.3) and the variational bound (app. A)."""
 
 import math
-import weakref
 from collections.abc import Callable, Mapping
-from itertools import count
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +91,14 @@ class L0Penalty:
             _refuse_prior(gated, prior)
         self.prior = prior
         if weight_decay:
-            self._carry_decay()
+            self._refuse_second_decay()
+            gated.decaying.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy carries the decay of the model that was copied with it."""
+        self.__dict__.update(state)
+        if self.weight_decay:
+            self.gated.decaying.add(self)
 
     def __call__(self) -> Tensor:
         """The penalty for the present gates and weights."""
@@ -144,7 +150,7 @@ class L0Penalty:
         for name, indices in self._free.items():
             part = ungated(self.gated.model, name)
             for dim, index in indices.items():
-                part = part.index_select(dim, index)
+                part = part.index_select(dim, index.to(part.device))
             squares = squares + part.float().square().sum()
         return squares
 
@@ -184,7 +190,7 @@ class L0Penalty:
                 "were removed: build the L0Penalty anew, its prior for those that are left"
             )
 
-    def _carry_decay(self) -> None:
+    def _refuse_second_decay(self) -> None:
         """From now on the gated weights decay here, and not in the optimiser."""
         names = frozenset(name for group in self.gated.groups for name in group.parameters)
         if names & self.gated.decayed_by_optimizer:
@@ -193,19 +199,6 @@ class L0Penalty:
                 "weights would decay twice; build the L0Penalty first, and the optimiser after it "
                 "(parameter_groups(gated, lr) without a decay takes that call back)"
             )
-        carrier = next(_CARRIERS)
-        self.gated.decayed_by_penalty, self.gated.carrier = names, carrier
-        weakref.finalize(self, _lay_down, weakref.ref(self.gated), carrier).atexit = False
-
-
-_CARRIERS = count()
-
-
-def _lay_down(gated: "weakref.ref[GatedModel]", carrier: int) -> None:
-    """Weights whose penalty is gone decay in the optimiser again, unless another one came."""
-    model = gated()
-    if model is not None and model.carrier == carrier:
-        model.decayed_by_penalty, model.carrier = frozenset(), None
 
 
 def _refuse_no_number(**values: object) -> None:

@@ -13,6 +13,7 @@ from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.module_gates import KEY
 from hardconcrete.gating.swap import is_swapped
+from hardconcrete.structure.undisturbed import in_mode
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
@@ -61,27 +62,22 @@ def _banks(model: nn.Module) -> list[GateBank]:
 def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
     """Everything in evaluation mode but the norms, which average all batches alike.
 
-    If that fails their statistics are as before. Flags are set one by one: some models do more than
-    that in ``train`` and ``eval``.
+    If that fails their statistics are as before.
     """
-    modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
     before = [buffer.clone() for buffer in buffers]
-    for module in modes:
-        module.training = False
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-        norm.training = True
     try:
-        yield
+        with in_mode(model, training=False):
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None
+                norm.training = True
+            yield
     except BaseException:
         for buffer, values in zip(buffers, before, strict=True):
             buffer.copy_(values)
         raise
     finally:
-        for module, training in modes.items():
-            module.training = training
         for norm, momentum in momenta.items():
             norm.momentum = momentum

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hardconcrete.errors import TraceError
+from hardconcrete.structure.undisturbed import in_mode, no_fast_path
 
 ALONE = threading.RLock()
 """One trace at a time: torch.export and its switches are of the whole process."""
@@ -131,17 +132,8 @@ def _dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 @contextmanager
 def _undisturbed(model: nn.Module, training: bool) -> Iterator[None]:
     """In one mode, whatever mode the model is in; random numbers and switches as before."""
-    modes = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module in modes:
-            module.training = training
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), warnings.catch_warnings():
-            # recurrent layers list their weights a second time, which export takes for a change
-            warnings.filterwarnings("ignore", "The tensor attribute")
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, mode in modes.items():
-            module.training = mode
+    random, warned = torch.random.fork_rng(devices=[]), warnings.catch_warnings()
+    with in_mode(model, training), no_fast_path(), random, torch.enable_grad(), warned:
+        # recurrent layers list their weights a second time, which export takes for a change
+        warnings.filterwarnings("ignore", "The tensor attribute")
+        yield

@@ -1,0 +1,52 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_module_gets_its_own_mode_back(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout()).train()
+    model[1].eval()
+    with in_mode(model, training):
+        assert all(module.training == training for module in model.modules())
+    with pytest.raises(ZeroDivisionError), in_mode(model, training):
+        raise ZeroDivisionError
+    assert [layer.training for layer in model] == [True, False, True]
+
+
+class Counter(nn.Module):
+    """Writes into one buffer and replaces another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.unused = nn.Linear(4, 3)
+        self.register_buffer("written", torch.zeros(()))
+        self.register_buffer("replaced", torch.full((), torch.nan))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.written += 1
+        self.replaced = torch.ones(())
+        return self.layer(x)
+
+
+def test_buffers_are_what_they_were() -> None:
+    model = Counter()
+    before = [model.written, model.replaced]
+    with buffers_kept(model):
+        model(torch.zeros(2, 4))
+        assert model.written == model.replaced == 1
+    assert model.written is before[0]
+    assert model.replaced is before[1]
+    assert model.written == 0
+    assert model.replaced.isnan()
+
+
+def test_the_fast_path_comes_back() -> None:
+    with no_fast_path():
+        assert not torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(ZeroDivisionError), no_fast_path():
+        raise ZeroDivisionError
+    assert torch.backends.mha.get_fastpath_enabled()
