@@ -85,6 +85,9 @@ def test_outside_a_draw_training_is_an_error_with_words() -> None:
     for read in (lambda: gated.model(inputs()), lambda: gated.model.fc1.weight):
         with pytest.raises(GateError, match=r"call it instead of its inner model.*gated.eval\(\)"):
             read()
+    gated.eval().model.train()
+    with pytest.raises(GateError, match="inner model, itself in training, put other"):
+        gated(inputs())
 
 
 def test_a_draw_covers_other_methods() -> None:

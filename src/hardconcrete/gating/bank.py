@@ -118,7 +118,7 @@ class GateBank(nn.Module):
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
-                "GatedModel; call it, itself in training, instead of its inner model, put other "
+                "GatedModel; call it instead of its inner model, itself in training, put other "
                 "methods inside `with gated.draw():`, or call gated.eval() for the test-time "
                 "values. (Around layers that are compiled on their own, a checkpoint has to be "
                 "compiled with them.)"
