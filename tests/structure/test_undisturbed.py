@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,18 @@ def test_buffers_are_what_they_were() -> None:
     assert model.replaced is before[1]
     assert model.written == 0
     assert model.replaced.isnan()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers_are_what_they_were(layout: torch.layout) -> None:
+    model = nn.Module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls some of them a beta
+        model.register_buffer("edges", torch.eye(3).to_sparse(layout=layout))
+    with buffers_kept(model):
+        model.edges.mul_(2)
+        assert model.edges.to_dense()[0, 0] == 2
+    assert torch.equal(model.edges.to_dense(), torch.eye(3))
 
 
 def test_the_fast_path_comes_back() -> None:

@@ -191,7 +191,7 @@ class L0Penalty:
             )
 
     def _refuse_second_decay(self) -> None:
-        """From now on the gated weights decay here, and not in the optimiser."""
+        """Refuse weights that decay in an optimiser already."""
         names = frozenset(name for group in self.gated.groups for name in group.parameters)
         if names & self.gated.decayed_by_optimizer:
             raise ArgumentError(

@@ -36,8 +36,10 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         for home, before in buffers:
             home.update(before)
         for buffer, value in contents:
-            if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
+            sparse = buffer.layout is not torch.strided  # which torch cannot compare
+            if sparse or not torch.equal(buffer, value):
+                with torch.no_grad():
+                    buffer.copy_(value)
 
 
 @contextmanager
