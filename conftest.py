@@ -3,8 +3,10 @@
 import functools
 import gc
 import importlib
+import os
 import pkgutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,10 @@ import pytest
 from _pytest.doctest import DoctestItem
 
 import hardconcrete
+
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):  # torch's cache mixes instruction sets
+    folder = os.path.join(tempfile.gettempdir(), f"torchinductor-{os.getuid()}-{capability}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
 
 gc.disable()  # until all is imported
 

@@ -204,9 +204,13 @@ def test_what_could_not_be_counted_is_named(
     assert str(result).endswith(f"; not counted: {', '.join(names)}")
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="the LSTM is then no kernel")
-def test_an_lstm_is_one_kernel_where_the_forward_needs_data() -> None:
-    assert count(needs_data(nn.LSTM(8, 3)), x).uncounted == ("aten.mkldnn_rnn_layer",)
+def test_an_lstm_is_counted_or_named_where_the_forward_needs_data() -> None:
+    """On some processors it is one kernel, which hides its products."""
+    found = count(needs_data(nn.LSTM(8, 3)), x)
+    if found.uncounted:
+        assert (found.macs, found.uncounted) == (0, ("aten.mkldnn_rnn_layer",))
+    else:
+        assert found.macs == count(nn.LSTM(8, 3), x).macs > 0
 
 
 def test_operators_of_others_are_named_until_they_have_a_formula() -> None:

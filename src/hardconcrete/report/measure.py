@@ -175,16 +175,15 @@ def measure(
     size = batch_size(given)
     models = (_plain("before", before), _plain("after", after))
     devices = _devices(given, models)
-    one, most = (resampled(given, size, batch) for batch in (1, max(batches)))
+    by_batch = {batch: resampled(given, size, batch) for batch in (1, *batches)}
     with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
-        timed = [_Timed(model, layouts, most) for model in models]
+        timed = [_Timed(model, layouts, [by_batch[batch] for batch in batches]) for model in models]
         latencies = [
-            _latency(timed, resampled(given, size, batch), batch, repeats, devices)
-            for batch in batches
+            _latency(timed, by_batch[batch], batch, repeats, devices) for batch in batches
         ]
     return Report(
-        before=count(models[0], *one),
-        after=count(models[1], *one),
+        before=count(models[0], *by_batch[1]),
+        after=count(models[1], *by_batch[1]),
         latencies=tuple(latencies),
         repeats=repeats,
         layouts=tuple(dict.fromkeys(chain(*(each.copies for each in timed)))),
@@ -194,14 +193,14 @@ def measure(
 
 
 class _Timed:
-    """A model, copied into every layout that it can run in."""
+    """A model, copied into every layout that it can run in at all batch sizes."""
 
-    def __init__(self, model: nn.Module, layouts: Sequence[str], inputs: Inputs) -> None:
+    def __init__(self, model: nn.Module, layouts: Sequence[str], inputs: Sequence[Inputs]) -> None:
         names = layouts if _has_images(model) else ["contiguous"]
         self.copies: dict[str, nn.Module] = {}
         for name in names:
             laid_out = _copy(model).eval().to(memory_format=LAYOUTS[name])
-            if name == "contiguous" or _runs(laid_out, _laid_out(inputs, name)):
+            if name == "contiguous" or all(_runs(laid_out, _laid_out(x, name)) for x in inputs):
                 self.copies[name] = laid_out
         if not self.copies:
             raise ArgumentError(f"the model does not run in layout {', '.join(layouts)}")
