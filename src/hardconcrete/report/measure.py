@@ -178,9 +178,7 @@ def measure(
     by_batch = {batch: resampled(given, size, batch) for batch in (1, *batches)}
     with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
         timed = [_Timed(model, layouts, [by_batch[batch] for batch in batches]) for model in models]
-        latencies = [
-            _latency(timed, by_batch[batch], batch, repeats, devices) for batch in batches
-        ]
+        latencies = [_latency(timed, by_batch[batch], batch, repeats, devices) for batch in batches]
     return Report(
         before=count(models[0], *by_batch[1]),
         after=count(models[1], *by_batch[1]),
