@@ -256,7 +256,7 @@ def test_compact_after_training() -> None:
     """The whole way: gates learn, and what they leave is what the small model is."""
     x = torch.randn(64, 4)
     y = x[:, 0] * 2 - x[:, 1]
-    gated = hc.attach_gates(dense(), x)
+    gated = hc.attach_gates(dense(), x, droprate=0.5)
     penalty = hc.L0Penalty(gated, lam=1e-3)
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=0.8))
     for _ in range(25):
@@ -311,7 +311,7 @@ class Decoy(nn.Module):
 
 def test_example_inputs_of_zeros_do_not_hide_a_difference() -> None:
     torch.manual_seed(0)
-    gated = hc.attach_gates(Decoy(), torch.zeros(2, 3, 4, 4))
+    gated = hc.attach_gates(Decoy(), torch.zeros(2, 3, 4, 4), droprate=0.5)
     with torch.no_grad():
         gated.gates.log_alpha[:10] = -9.0
     small = hc.compact(gated)

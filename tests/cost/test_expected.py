@@ -484,7 +484,7 @@ def test_gradients_are_finite_at_the_ends(lenet: hc.GatedModel) -> None:
 
 
 def test_float64_whatever_the_model_is() -> None:
-    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    gated = hc.attach_gates(dense(), torch.randn(3, 4), droprate=0.5)
     before = expected(gated)
     gated = gated.to(torch.bfloat16)
     assert gated.expected("macs").dtype == gated.delivered("macs").dtype == torch.float64
@@ -494,7 +494,7 @@ def test_float64_whatever_the_model_is() -> None:
 def test_copies_have_the_costs_and_state_dicts_do_not(lenet: hc.GatedModel) -> None:
     assert not any("ledger" in key for key in lenet.state_dict())
     assert expected(copy.deepcopy(lenet)) == expected(lenet)
-    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    gated = hc.attach_gates(dense(), torch.randn(3, 4), droprate=0.5)
     before = expected(gated)
     assert expected(pickle.loads(pickle.dumps(gated))) == before
 

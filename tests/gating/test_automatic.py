@@ -150,7 +150,7 @@ def test_gates_come_off_without_a_trace(network: tuple[nn.Module, Tensor]) -> No
 
 
 def test_a_group_counts_all_parameters_that_a_unit_owns() -> None:
-    gated = hc.attach_gates(Flat(), IMAGES)
+    gated = hc.attach_gates(Flat(), IMAGES, droprate=0.5)
     owned = 9 + 1 + 16 * 6, 800 + 1 + 2
     assert tuple(group.size for group in gated.groups) == owned
     lam = {"conv": 0.5, "fc1": 0.25}
@@ -243,7 +243,7 @@ def test_keep_mean_keeps_the_mean(make: type[nn.Module], x: Tensor, droprate: fl
 def test_keep_mean_divides_each_index_once() -> None:
     model = Joined()
     before = model.head.weight.detach().clone()
-    gated = hc.attach_gates(model, ROWS, keep_mean=True)
+    gated = hc.attach_gates(model, ROWS, droprate=0.5, keep_mean=True)
     mean = gated.by_group(gated.gates.distribution().mean)
     z = torch.cat([mean["left"], torch.ones(4), mean["right"]])
     torch.testing.assert_close(dict(model.named_parameters())["head.weight"] * z, before)

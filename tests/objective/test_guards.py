@@ -173,7 +173,7 @@ def test_a_budget_that_is_met_already() -> None:
 def test_a_budget_under_sgd_is_followed() -> None:
     """Its price grows, but not fast enough in so few steps; all is as before afterwards."""
     layers = nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
-    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 16))
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 16), droprate=0.5)
     budget = hc.Budget(gated, macs=0.25, steps=300)
     gates, state = gated.gates.log_alpha.detach().clone(), budget.state_dict()
     slow = SGD(hc.parameter_groups(gated, lr=1e-2, gate_lr=1e-5))

@@ -22,7 +22,7 @@ def _by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def network() -> hc.GatedModel:
     torch.manual_seed(0)
     layers = nn.Linear(8, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU(), nn.Linear(40, 2)
-    return hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 8))
+    return hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 8), droprate=0.5)
 
 
 @pytest.mark.unwatched

@@ -190,7 +190,7 @@ def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.Mo
         return torch.compile(function, dynamic=False, backend="eager")
 
     monkeypatch.setattr("hardconcrete.paper.stack._compiled", quickly)
-    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
+    model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64), droprate=0.5)
     penalties = hc.L0Penalty(model, 1e-4), hc.Budget(model, macs=0.5, steps=90)
     recipe = Recipe(epochs=3, batch_size=50, gate_lr=1e-2, shrink=1)
     one = Learner("one", 0, model, recipe, *penalties)

@@ -161,7 +161,7 @@ def test_a_gated_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     trace = module.trace
     monkeypatch.setattr(module, "trace", counted)
     monkeypatch.setattr(strands, "trace", counted)
-    gated = hc.attach_gates(Net(), INPUT).eval()
+    gated = hc.attach_gates(Net(), INPUT, droprate=0.5).eval()
     gated.gates.log_alpha.data[::2] = -5.0
     gated.delivered("macs")
     gated.measure_latency(repeats=2)
@@ -187,7 +187,7 @@ def test_what_is_kept_is_what_would_be_found_again(entry: Entry) -> None:
 @pytest.mark.parametrize("change", [summed_by_name, summed_by_settings, hooked])
 def test_a_model_that_was_changed_is_looked_at_again(change: Callable[[Net], None]) -> None:
     """A sum over units needs them all, where the old graph would have let some go."""
-    gated = hc.attach_gates(Net(), INPUT).eval()
+    gated = hc.attach_gates(Net(), INPUT, droprate=0.5).eval()
     change(gated.model)  # type: ignore[arg-type]
     gated.gates.log_alpha.data[::2] = -5.0
     small = hc.compact(gated)

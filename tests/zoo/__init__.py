@@ -44,6 +44,6 @@ def gated_network(entry: Entry) -> hc.GatedModel:
 def _gated(name: str) -> hc.GatedModel:
     (entry,) = (entry for entry in ZOO if entry.name == name)
     torch.manual_seed(0)
-    gated = hc.attach_gates(entry.build(), *entry.inputs(2))
+    gated = hc.attach_gates(entry.build(), *entry.inputs(2), droprate=0.5)
     assert gated.ledger is not None
     return gated

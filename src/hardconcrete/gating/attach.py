@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
 from hardconcrete.gating.bank import Gate, GateBank
-from hardconcrete.gating.choice import Patterns, choose_groups
+from hardconcrete.gating.choice import Choice, Patterns, choose_groups
 from hardconcrete.gating.faces import with_faces
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group, per_group
@@ -27,6 +27,12 @@ from hardconcrete.structure.undisturbed import buffers_kept, in_mode
 SPREAD = 0.01
 """Standard deviation of the initial locations (section 4)."""
 
+NEARLY_OPEN = 0.05
+"""Drop rate of traced groups. The readout is exactly 1, so a trained model's outputs stay."""
+
+PAPER = 0.5
+"""Drop rate of named sites, for the paper places them by hand and starts most of them there."""
+
 Sample = Literal["batch", "example"]
 
 
@@ -39,7 +45,7 @@ def attach_gates(
     sites: str | Sequence[Site | str] = "auto",
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    droprate: float | Mapping[str, float] = 0.5,
+    droprate: float | Mapping[str, float] | None = None,
     gate: Gate = HardConcrete,
     sample: Sample = "batch",
     readout: str = "paper",
@@ -56,7 +62,10 @@ def attach_gates(
             perhaps among them: where they overlap, the named site wins.
         include: patterns such as ``"layers.*"``: only units found whose group has such a name.
         exclude: patterns of names to leave alone.
-        droprate: p in (0, 1), one or by group: log_alpha starts near log((1 - p) / p).
+        droprate: p in (0, 1), one number or one by group name: log_alpha starts near
+            log((1 - p) / p). The default is 0.05 for groups found by tracing, and the paper's 0.5
+            for named sites. At 0.05 the readout of the default gates is 1, so the outputs in
+            evaluation mode do not change. At 0.5 it is about 0.5: train from scratch with that.
         gate: turns log_alpha into a ``Rectified``: another temperature, stretch or distribution.
             A module is registered, so that what it learns is learnt too.
         sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
@@ -70,6 +79,8 @@ def attach_gates(
         >>> gated = hc.attach_gates(model, torch.zeros(2, 4))
         >>> [(group.name, group.units) for group in gated.groups]
         [('0', 3)]
+        >>> gated.gate_values()["0"].tolist()           # in evaluation mode nothing has changed
+        [1.0, 1.0, 1.0]
         >>> model = hc.remove_gates(gated)
         >>> droprate = {"0:in": 0.2, "1:in": 0.5}
         >>> gated = hc.attach_gates(model, torch.zeros(2, 4), sites=[*droprate], droprate=droprate)
@@ -87,7 +98,8 @@ def attach_gates(
     choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
     sizes = [group.units for group in groups]
-    bank = GateBank(_initial_locations(model, groups, droprate), sizes, gate, readout)
+    droprates = _droprates(choice, droprate)
+    bank = GateBank(_initial_locations(model, groups, droprates), sizes, gate, readout)
     placed = placements(model, groups, bank)
     _refuse_modules(placed)
     if sample == "example":
@@ -153,13 +165,21 @@ def _refuse_weights(model: nn.Module) -> None:
         )
 
 
+def _droprates(choice: Choice, droprate: float | Mapping[str, float] | None) -> list[float]:
+    """One for each group."""
+    if droprate is not None:
+        return per_group(choice.groups, droprate, "droprate")
+    traced = {group.name for group in choice.structure or ()}
+    return [NEARLY_OPEN if group.name in traced else PAPER for group in choice.groups]
+
+
 def _initial_locations(
-    model: nn.Module, groups: tuple[Group, ...], droprate: float | Mapping[str, float]
+    model: nn.Module, groups: tuple[Group, ...], droprates: Sequence[float]
 ) -> Tensor:
     """log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
     device = model.get_parameter(groups[0].parameters[0]).device
     parts = []
-    for group, p in zip(groups, per_group(groups, droprate, "droprate"), strict=True):
+    for group, p in zip(groups, droprates, strict=True):
         if not isinstance(p, Real):
             raise ArgumentError(f"{group.name}: droprate={p!r} must be a number")
         if not 0 < float(p) < 1:

@@ -43,7 +43,7 @@ CASES = {
 
 
 def trained(case: Case, steps: int = 3) -> hc.GatedModel:
-    gated = hc.attach_gates(case.build(), case.inputs(2))
+    gated = hc.attach_gates(case.build(), case.inputs(2), droprate=0.5)
     penalty = hc.L0Penalty(gated, 1e-3)
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=1e-1))
     x, y = case.inputs(8), case.targets(8)

@@ -1,0 +1,171 @@
+"""The importance of a unit: how much the loss resists its gate.
+
+Appendix A of the paper puts a spike and a slab on every unit. Removing unit j moves its gate from
+z_j = 1 to 0. To second order, with the empirical Fisher information in place of the Hessian and a
+gradient near zero, the loss of N examples then grows by N/2 times the mean of (dL/dz_j)^2, where
+
+    dL/dz_j = sum of theta * dL/dtheta over all that gate j multiplies.
+
+So this mean is the evidence for the unit, and lambda times its cost is the price (docs/importance.md).
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.gating import GatedModel, attach_gates
+from hardconcrete.importance.batches import Loss, batch_size, check_loss, keep_batches
+from hardconcrete.structure.undisturbed import buffers_kept, in_mode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EXAMPLES = 2048
+"""Examples that importance is measured on, where the user names no number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """How much each unit matters, by group: the mean over batches of (dL/dz)^2.
+
+    Args:
+        values: by the name of a group, one number for each of its units.
+        examples: how many examples were seen.
+
+    Example:
+        >>> found = Importance({"fc1": torch.tensor([0.0, 3.0, 1.0])}, examples=8)
+        >>> found["fc1"].tolist(), found.order("fc1").tolist()
+        ([0.0, 3.0, 1.0], [0, 2, 1])
+    """
+
+    values: Mapping[str, Tensor]
+    examples: int
+
+    def __getitem__(self, group: str) -> Tensor:
+        if group not in self.values:
+            known = ", ".join(self.values)
+            raise ArgumentError(f"there is no group {group!r}; there are {known}")
+        return self.values[group]
+
+    def order(self, group: str) -> Tensor:
+        """The units of a group, the least important first."""
+        return self[group].argsort(stable=True)
+
+    def flat(self) -> Tensor:
+        """All units in one tensor, in the order of the groups."""
+        return torch.cat([*self.values.values()])
+
+    def __str__(self) -> str:
+        total = self.flat().sum().clamp(min=1e-300)
+        width = max(map(len, self.values), default=5)
+        head = f"{'group':<{width}}  units     share   least      median     most       90% in"
+        rows = [
+            f"{name:<{width}}  {len(own):>5}  {own.sum() / total:>8.1%}   {own.min():<9.2e}  "
+            f"{own.median():<9.2e}  {own.max():<9.2e}  {_units_with(own, 0.9)}"
+            for name, own in self.values.items()
+        ]
+        return "\n".join([head, *rows, f"Measured on {self.examples:,} examples."])
+
+    def plot(self, out: Path | str) -> tuple[Path, Path]:
+        """Draw the sorted importance of every group and write ``importance.svg`` and ``.png``."""
+        from hardconcrete.report.plots import save
+
+        def draw(figure: "Figure") -> None:
+            axes = figure.subplots()
+            for name, own in self.values.items():
+                ranked = own.sort(descending=True).values.clamp(min=1e-12).tolist()
+                places = [(k + 0.5) / len(ranked) for k in range(len(ranked))]
+                axes.plot(places, ranked, label=name)
+            axes.set(xlabel="part of the group's units", ylabel="importance", yscale="log")
+            if len(self.values) <= MAX_LEGEND_ENTRIES:
+                axes.legend(fontsize=6)
+
+        return save(draw, Path(out), "importance", (6.0, 4.0))
+
+
+MAX_LEGEND_ENTRIES = 24
+
+
+def _units_with(values: Tensor, part: float) -> int:
+    """The least number of units that hold a part of a group's importance."""
+    ranked = values.sort(descending=True).values.cumsum(0)
+    return int((ranked < part * ranked[-1]).sum()) + 1
+
+
+def importance(
+    model: nn.Module, batches: Iterable[Any], loss: Loss, *, examples: int = EXAMPLES
+) -> Importance:
+    """Measure how much every unit of a model matters to a loss.
+
+    The model is run in evaluation mode and left as it is. A gated model is measured with the gates
+    that its readout leaves; of another model a copy gets gates, all open.
+
+    Args:
+        model: a ``GatedModel``, or any module that ``find_groups`` can trace.
+        batches: an iterable of your batches; as many are used as hold ``examples``.
+        loss: calls the model it is given on a batch and returns a scalar.
+        examples: how many examples to use.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+        >>> x = torch.randn(64, 4)
+        >>> found = hc.importance(model, x.split(16), lambda m, x: (m(x) - x.sum()).square().mean())
+        >>> len(found["0"]), found.examples
+        (3, 64)
+    """
+    kept = keep_batches(batches, examples)
+    gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
+    is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
+    values = measure_importance(gated, kept, loss, is_open)
+    return Importance(gated.by_group(values), sum(map(batch_size, kept)))  # type: ignore[arg-type]
+
+
+def measure_importance(
+    gated: GatedModel, batches: Iterable[Any], loss: Loss, is_open: Tensor
+) -> Tensor:
+    """The mean over batches of (dL/dz)^2 at gates of 0 and 1, in the order of the bank."""
+    total, count = torch.zeros_like(is_open, dtype=torch.float64), 0
+    with in_mode(gated, training=False), buffers_kept(gated.model), torch.enable_grad():
+        for batch in batches:
+            z = is_open.detach().clone().requires_grad_()
+            with gated.gates.holding(None, z):
+                value = check_loss(loss(gated.model, batch))
+            (slope,) = torch.autograd.grad(value, z)
+            total += slope.double().square()
+            count += 1
+    return total / count
+
+
+def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
+    """A copy with gates that are open, traced with the inputs that ``loss`` calls it with."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
+    args, kwargs = first_call(model, batch, loss)
+    return attach_gates(copy.deepcopy(model), args, kwargs)
+
+
+def first_call(
+    model: nn.Module, batch: Any, loss: Loss
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that ``loss`` calls the model with."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with in_mode(model, training=False), buffers_kept(model), torch.no_grad():
+            loss(model, batch)
+    finally:
+        handle.remove()
+    if not seen:
+        raise ArgumentError("loss(model, batch) did not call the model it was given")
+    return seen[0]
