@@ -347,7 +347,7 @@ def test_other_classes_of_the_same_shapes_are_another_architecture() -> None:
 def test_gates_that_are_no_numbers_are_refused() -> None:
     gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), torch.randn(2, 4))
     gated.gates.log_alpha.data[3] = float("nan")
-    for budget in (None, hc.Budget(gated, macs=0.5)):
+    for budget in (None, hc.Budget(gated, macs=0.5, by="gates")):
         with pytest.raises(CompactionError, match="log_alpha is not a number in 0: go back"):
             hc.compact(gated, budget=budget)
 

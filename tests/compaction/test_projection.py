@@ -46,7 +46,7 @@ def test_the_zoo_within_budgets(entry: Entry) -> None:
     least = shares(gated, torch.zeros_like(gated.gates.log_alpha))
     for kind, part in enumerate((0.1, 0.4, 0.8)):
         limit = float(least[kind] + part * (1 - least[kind]))
-        budget = hc.Budget(gated, **{KINDS[kind]: limit})  # type: ignore[arg-type]
+        budget = hc.Budget(gated, **{KINDS[kind]: limit}, by="gates")  # type: ignore[arg-type]
         assert_maximal(gated, projected(gated, budget, 1), kind, limit)
     small = hc.compact(gated, budget=budget)
     found = hc.count(small, *gated.example)
@@ -68,7 +68,7 @@ def lenet() -> hc.GatedModel:
 
 @pytest.mark.parametrize("limit", [0.02, 0.1, 0.5, 0.9])
 def test_lenet(lenet: hc.GatedModel, limit: float) -> None:
-    budget = hc.Budget(lenet, macs=limit, params=0.7)
+    budget = hc.Budget(lenet, macs=limit, params=0.7, by="gates")
     small = hc.compact(lenet, budget=budget)
     found = hc.count(small, lenet.example[0])
     assert found.macs <= limit * 2 * 2_293_000
@@ -79,9 +79,9 @@ def test_the_least_certain_go_first_and_the_likeliest_come_back() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
     locations = torch.tensor([5.0, 4, 3, 2, 1, 0, 5, 4, -3, -4, -5])
     gated.gates.log_alpha.data.copy_(locations)
-    values = projected(gated, hc.Budget(gated, units=4), 1)
+    values = projected(gated, hc.Budget(gated, units=4, by="gates"), 1)
     assert (values > 0).nonzero().flatten().tolist() == [0, 1, 6, 7]
-    values = projected(gated, hc.Budget(gated, units=9), 1)
+    values = projected(gated, hc.Budget(gated, units=9, by="gates"), 1)
     assert (values > 0).nonzero().flatten().tolist() == [*range(8), 8]
     mean = gated.gates.distribution().mean
     assert values[8] == mean[8] > 0
@@ -92,12 +92,16 @@ def test_a_group_that_is_shut_altogether_comes_back_last() -> None:
     """Though its units are likelier to be open than those that are shut elsewhere."""
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
     gated.gates.log_alpha.data.copy_(torch.tensor([5.0, 5, 5, 5, -9, -9] + [-3.0] * 5))
-    fewer = projected(gated, hc.Budget(gated, units=6), 1)  # one is kept anyway, and is opened
+    fewer = projected(
+        gated, hc.Budget(gated, units=6, by="gates"), 1
+    )  # one is kept anyway, and is opened
     assert (fewer > 0).tolist() == [True] * 5 + [False, True] + [False] * 4
-    values = projected(gated, hc.Budget(gated, units=8), 1)
+    values = projected(gated, hc.Budget(gated, units=8, by="gates"), 1)
     assert (values > 0).tolist() == [True] * 8 + [False] * 3
     assert torch.equal(values[6:8], gated.gates.distribution().mean[6:8])
-    whole = projected(gated, hc.Budget(gated, units=10), 4)  # blocks of four, and four, and one
+    whole = projected(
+        gated, hc.Budget(gated, units=10, by="gates"), 4
+    )  # blocks of four, and four, and one
     assert (whole > 0).tolist() == [True] * 10 + [False]
     assert hc.compact(gated, round_to=2)[4].in_features == 2  # without a budget it stays out
 
@@ -110,7 +114,7 @@ def test_widths_in_blocks(lenet: hc.GatedModel, round_to: int) -> None:
     for width, before, units in zip(widths, left, (20, 50, 500), strict=True):
         assert width % round_to == 0 or width == units
         assert before <= width < before + round_to
-    budget = hc.Budget(lenet, macs=0.2)
+    budget = hc.Budget(lenet, macs=0.2, by="gates")
     small = hc.compact(lenet, round_to=round_to, budget=budget)
     widths = small.conv1.out_channels, small.conv2.out_channels, small.fc1.out_features
     assert all(w % round_to == 0 or w == n for w, n in zip(widths, (20, 50, 500), strict=True))
@@ -125,7 +129,7 @@ def test_a_branch_that_is_shut_keeps_a_block(limit: float | None) -> None:
     gated = hc.attach_gates(WideResNet(16, 1), images, include="*.conv1").eval()
     nn.init.normal_(gated.gates.log_alpha, 0.0, 4.0)
     gated.gates.log_alpha.data[gated.groups[1].slice] = -20.0
-    budget = limit and hc.Budget(gated, macs=limit)
+    budget = limit and hc.Budget(gated, macs=limit, by="gates")
     small = hc.compact(gated, budget=budget, round_to=8)
     widths = [block.conv1.out_channels for stage in small.stages for block in stage]
     assert all(width % 8 == 0 and width > 0 for width in widths)
@@ -137,7 +141,7 @@ def test_a_branch_that_is_shut_keeps_a_block(limit: float | None) -> None:
 
 def test_the_gated_model_stays_as_it_is(lenet: hc.GatedModel) -> None:
     before = {key: value.clone() for key, value in lenet.state_dict().items()}
-    hc.compact(lenet, budget=hc.Budget(lenet, macs=0.1), round_to=2)
+    hc.compact(lenet, budget=hc.Budget(lenet, macs=0.1, by="gates"), round_to=2)
     assert all(torch.equal(before[key], value) for key, value in lenet.state_dict().items())
 
 
@@ -150,14 +154,14 @@ def test_blocks_of_nested_gates_stay_within_the_budget(limit: float) -> None:
     nn.init.constant_(gated.gates.log_alpha, -5.0)
     gated.gates.log_alpha.data[:16].copy_(torch.linspace(5.0, 1.0, 16))
     gated.gates.log_alpha.data[16:].copy_(torch.linspace(1.0, 5.0, 64))
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=limit), round_to=8)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=limit, by="gates"), round_to=8)
     assert hc.count(small, gated.example[0]).macs <= limit * gated.ledger.dense[1]
 
 
 def test_single_weights_are_left_alone() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["0:out", "2:each"])
     nn.init.normal_(gated.gates.log_alpha)
-    values = projected(gated, hc.Budget(gated, params=0.9), 1)
+    values = projected(gated, hc.Budget(gated, params=0.9, by="gates"), 1)
     assert torch.equal(values[6:], gated.gates.readout()[6:].detach())
 
 
@@ -165,7 +169,7 @@ def test_the_gates_of_the_paper_nest() -> None:
     sites = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
     gated = hc.attach_gates(LeNet5(), torch.rand(2, 1, 28, 28), sites=sites)
     nn.init.normal_(gated.gates.log_alpha, -1.0, 3.0)
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.1))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.1, by="gates"))
     assert 0.09 * 2 * 2_293_000 < hc.count(small, gated.example[0]).macs <= 0.1 * 2 * 2_293_000
 
 
@@ -175,10 +179,10 @@ def test_refused(lenet: hc.GatedModel) -> None:
     with pytest.raises(ArgumentError, match="each group keeps a block: leave min_units=1"):
         hc.compact(lenet, round_to=2, min_units=3)
     with pytest.raises(CompactionError, match="with one block of each group it is exceeded still"):
-        hc.compact(lenet, round_to=16, budget=hc.Budget(lenet, macs=0.05))
+        hc.compact(lenet, round_to=16, budget=hc.Budget(lenet, macs=0.05, by="gates"))
     other = hc.attach_gates(dense(), torch.randn(3, 4))
     with pytest.raises(ArgumentError, match="Budget of this model"):
-        hc.compact(lenet, budget=hc.Budget(other, macs=0.9))
+        hc.compact(lenet, budget=hc.Budget(other, macs=0.9, by="gates"))
     with pytest.raises(ArgumentError, match="Budget of this model"):
         hc.compact(lenet, budget=0.5)  # type: ignore[arg-type]
 
@@ -188,7 +192,7 @@ def test_gates_that_are_equally_certain_still_fill_blocks(part: float, width: in
     model = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 4))
     gated = hc.attach_gates(model, torch.zeros(1, 16))
     nn.init.constant_(gated.gates.log_alpha, 30.0)
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=part), round_to=8)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=part, by="gates"), round_to=8)
     assert small[0].out_features == width
 
 
@@ -196,7 +200,7 @@ def test_among_gates_whose_chance_is_one_log_alpha_decides() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     gated = hc.attach_gates(model, torch.zeros(1, 4))
     gated.gates.log_alpha.data.copy_(torch.tensor([40.0, 90.0, 50.0, 80.0, 60.0, 70.0]))
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5, by="gates"))
     assert hc.CompactionPlan.of(small).groups["0"].kept == (1, 3, 5)
 
 
@@ -206,7 +210,7 @@ def test_reading_everything_can_be_cheaper_than_choosing() -> None:
     gated = hc.attach_gates(model, torch.zeros(1, 100), sites=["0:in", "2:in"])
     nn.init.constant_(gated.gates.log_alpha, 9.0)
     gated.gates.log_alpha.data[:3] = -9.0
-    small = hc.compact(gated, budget=hc.Budget(gated, weight_bytes=1.0))
+    small = hc.compact(gated, budget=hc.Budget(gated, weight_bytes=1.0, by="gates"))
     assert hc.count(small, torch.zeros(1, 100)).params == 1032
 
 
@@ -217,7 +221,7 @@ def test_units_shut_for_long_come_back(log_alpha: float) -> None:
     gated = hc.attach_gates(model, torch.randn(3, 16))
     gated.gates.log_alpha.data.copy_(torch.tensor([5.0] * 11 + [log_alpha] * 39))
     assert hc.compact(gated, round_to=8)[0].out_features == 16
-    budget = hc.Budget(gated, macs=0.8)
+    budget = hc.Budget(gated, macs=0.8, by="gates")
     assert hc.compact(gated, budget=budget)[0].out_features == 40
     assert hc.compact(gated, budget=budget, round_to=16)[0].out_features == 32
 
@@ -230,7 +234,7 @@ def test_a_last_short_block_comes_after_all_others(log_alpha: float, where: Any)
     gated = hc.attach_gates(model, torch.randn(3, 16), **where)
     nn.init.constant_(gated.gates.log_alpha, log_alpha)
     gated.gates.log_alpha.data[:3] = 5.0
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.8), round_to=16)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.8, by="gates"), round_to=16)
     assert small[0].out_features == 32
 
 
@@ -241,7 +245,7 @@ def test_one_multiply_add_too_many_of_billions_is_too_many() -> None:
     nn.init.constant_(gated.gates.log_alpha, 5.0)
     dense = int(gated.ledger.dense[1])
     assert dense > 10**9
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=dense - 1))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=dense - 1, by="gates"))
     assert hc.count(small, images).macs < dense
 
 
@@ -250,17 +254,17 @@ def test_a_training_that_ended_above_its_budget_is_said() -> None:
     nn.init.constant_(gated.gates.log_alpha, 5.0)
     words = rf"{ABOVE}, with 100.0% of the MACs delivered and .* of 50.0%: .* hc.check_run"
     with pytest.warns(hc.HardConcreteWarning, match=words):
-        hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+        hc.compact(gated, budget=hc.Budget(gated, macs=0.5, by="gates"))
     gated.gates.log_alpha.data[:25] = -5.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+        hc.compact(gated, budget=hc.Budget(gated, macs=0.5, by="gates"))
         hc.pareto(gated, [0.25], lambda _: 0.0, repeats=0)  # as ranked: that is meant
 
 
 def test_a_budget_that_one_block_of_each_group_exceeds() -> None:
     gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 50), nn.Linear(50, 2)), torch.zeros(1, 4))
-    budget = hc.Budget(gated, macs=0.1)
+    budget = hc.Budget(gated, macs=0.1, by="gates")
     with pytest.raises(CompactionError, match=r"raise the budget, or lower round_to$"):
         hc.compact(gated, budget=budget, round_to=16)
 
@@ -270,7 +274,9 @@ def test_what_the_budget_accepted_is_met() -> None:
     layers = nn.BatchNorm1d(3), nn.Linear(3, 2)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 3), sites=["1:out", "1:in"])
     gated.gates.log_alpha.data.copy_(torch.tensor([-9.0, -8.0, 3.0, 2.0, 1.0]))
-    budget = hc.Budget(gated, macs=2 * 2)  # with all outputs shut, all three inputs are read
+    budget = hc.Budget(
+        gated, macs=2 * 2, by="gates"
+    )  # with all outputs shut, all three inputs are read
     values = projected(gated, budget, 1)
     assert gated.ledger.cost(values > 0)[1] <= 4
     for gate in (values == 0).nonzero().flatten():
@@ -284,19 +290,19 @@ def test_everything_fits_of_groups_without_a_limit() -> None:
     layers = nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
     gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) % 5 == 0, 5.0, -5.0))
-    small = hc.compact(gated, budget=hc.Budget(gated, units={"0": 10}))
+    small = hc.compact(gated, budget=hc.Budget(gated, units={"0": 10}, by="gates"))
     assert (small[0].out_features, small[2].out_features) == (10, 20)
 
 
 def test_a_collapse_far_below_a_budget_is_said() -> None:
     layers = nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
-    budget = hc.Budget(gated, macs=0.5)
+    budget = hc.Budget(gated, macs=0.5, by="gates")
     gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) < 10, 5.0, -5.0))
     words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and has shut 2 "
     with pytest.warns(hc.HardConcreteWarning, match=words):
         hc.compact(gated, budget=budget)
-    both = hc.Budget(gated, units={"0": 10, "2": 10})  # the other one is met
+    both = hc.Budget(gated, units={"0": 10, "2": 10}, by="gates")  # the other one is met
     with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* shut 2 "):
         hc.compact(gated, budget=both)
     gated.gates.log_alpha.data[20] = 5.0  # as small, and nothing has collapsed

@@ -463,7 +463,10 @@ def test_a_prior_for_every_gate_must_be_built_anew() -> None:
 def test_a_budget_goes_on_in_dense_units(limits: dict[str, Any]) -> None:
     gated = shut(found(), FOUND_SHUT)
     whole = copy.deepcopy(gated)
-    budget, reference = hc.Budget(gated, steps=9, **limits), hc.Budget(whole, steps=9, **limits)
+    budget, reference = (
+        hc.Budget(gated, steps=9, **limits, by="gates"),
+        hc.Budget(whole, steps=9, **limits, by="gates"),
+    )
     hc.shrink(gated, None, pays=0)
     for each in (budget, reference):
         each.step()
@@ -473,7 +476,7 @@ def test_a_budget_goes_on_in_dense_units(limits: dict[str, Any]) -> None:
     kept = gated.gates.original
     theirs: Any = whole.gates.log_alpha.grad
     torch.testing.assert_close(gated.gates.log_alpha.grad, theirs[kept])
-    later = hc.Budget(gated, steps=9, **limits)
+    later = hc.Budget(gated, steps=9, **limits, by="gates")
     assert later.target() == budget.target()
     assert [c.dense for c in later.constraints] == [c.dense for c in reference.constraints]
     small, large = hc.compact(gated, budget=budget), hc.compact(whole, budget=reference)
@@ -594,7 +597,7 @@ def test_on_the_gpu() -> None:
     gated(x).sum().backward()
     optimizer.step()
     assert hc.shrink(gated, optimizer, pays=0)
-    budget = hc.Budget(gated, macs=0.5)
+    budget = hc.Budget(gated, macs=0.5, by="gates")
     (gated(x).sum() + budget()).backward()
     optimizer.step()
     budget.step()

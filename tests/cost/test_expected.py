@@ -421,7 +421,7 @@ def test_single_weights_save_nothing_but_their_group_size() -> None:
     left = gated.units_left()[0]
     assert gated.delivered("group_size").item() == left == len(gated.gates.log_alpha) - 6
     with pytest.raises(ArgumentError, match="100% are not gated"):
-        hc.Budget(gated, params=0.9)
+        hc.Budget(gated, params=0.9, by="gates")
 
 
 @pytest.mark.unwatched

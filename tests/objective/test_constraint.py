@@ -47,10 +47,10 @@ class Chooses(nn.Linear):
 
 def test_units_need_no_trace() -> None:
     gated = hc.attach_gates(Chooses(4, 4), torch.ones(2, 4), sites=[":in"])
-    budget = hc.Budget(gated, units=2)
+    budget = hc.Budget(gated, units=2, by="gates")
     assert budget.delivered() == {"units": 1.0}
     with pytest.raises(hc.HardConcreteError, match="cannot be traced"):
-        hc.Budget(gated, macs=0.5)
+        hc.Budget(gated, macs=0.5, by="gates")
 
 
 def test_no_limit_is_no_budget(gated: hc.GatedModel) -> None:
@@ -74,6 +74,6 @@ def test_what_can_be_met_is_not_refused() -> None:
     gated = hc.attach_gates(Beside(), torch.randn(1, 10), sites=["b:in"])
     gated.gates.log_alpha.data.fill_(-50.0)[15] = 50.0
     least = int(gated.delivered("macs"))
-    assert hc.Budget(gated, macs=least).constraints[0].limit == least
+    assert hc.Budget(gated, macs=least, by="gates").constraints[0].limit == least
     with pytest.raises(ArgumentError, match=f"{100 * least / gated.ledger.dense[1]:.3g}% are not"):
-        hc.Budget(gated, macs=least - 1)
+        hc.Budget(gated, macs=least - 1, by="gates")

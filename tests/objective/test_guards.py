@@ -154,7 +154,7 @@ def test_gates_that_are_shut_already_are_no_success() -> None:
     gated = dense()
     gated.gates.log_alpha.data[0] = -5.0
     slow = Adam(hc.parameter_groups(gated, lr=5e-4))
-    for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5, steps=1000)):
+    for penalty in (hc.L0Penalty(gated, 0.1), hc.Budget(gated, macs=0.5, steps=1000, by="gates")):
         with pytest.warns(hc.HardConcreteWarning, match="this run cannot"):
             (reach,) = hc.check_run(penalty, slow, 1000)
         assert reach.already == reach.shut == 1
@@ -166,7 +166,7 @@ def test_gates_that_are_shut_already_are_no_success() -> None:
 def test_a_budget_that_is_met_already() -> None:
     gated = dense()
     slow = Adam(hc.parameter_groups(gated, lr=1e-6))
-    assert hc.check_run(hc.Budget(gated, macs=1.0), slow, 100)[0].shut == 0
+    assert hc.check_run(hc.Budget(gated, macs=1.0, by="gates"), slow, 100)[0].shut == 0
 
 
 @pytest.mark.unwatched
@@ -174,7 +174,7 @@ def test_a_budget_under_sgd_is_followed() -> None:
     """Its price grows, but not fast enough in so few steps; all is as before afterwards."""
     layers = nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 16), droprate=0.5)
-    budget = hc.Budget(gated, macs=0.25, steps=300)
+    budget = hc.Budget(gated, macs=0.25, steps=300, by="gates")
     gates, state = gated.gates.log_alpha.detach().clone(), budget.state_dict()
     slow = SGD(hc.parameter_groups(gated, lr=1e-2, gate_lr=1e-5))
     with pytest.warns(hc.HardConcreteWarning, match="an Adam of their own and a learning rate"):
@@ -330,7 +330,7 @@ def pressed(
 ) -> tuple[hc.Budget, torch.optim.Optimizer]:
     """Half of four inputs, and how their gates are moved."""
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
-    budget = hc.Budget(gated, macs=0.5, steps=1_000)
+    budget = hc.Budget(gated, macs=0.5, steps=1_000, by="gates")
     return budget, kind(hc.parameter_groups(gated, **rates))
 
 
@@ -381,14 +381,14 @@ def test_a_budget_under_adam_is_followed(kind: type[torch.optim.Optimizer], rate
 def test_a_target_that_is_not_down_when_the_run_ends() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
     quick = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=0.1))
-    budget = hc.Budget(gated, macs=0.5)
+    budget = hc.Budget(gated, macs=0.5, by="gates")
     words = r"1,000 steps, and there are 300\. .* steps=300"
     with pytest.warns(HardConcreteWarning, match=words) as caught:
         hc.check_run(budget, quick, 300)
     assert caught[0].filename == __file__
     with pytest.warns(HardConcreteWarning, match=r"there are 1,000\."):  # down in the last step
         hc.check_run(budget, quick, 1000)
-    hc.check_run(hc.Budget(gated, macs=0.5, steps=300), quick, 300)
+    hc.check_run(hc.Budget(gated, macs=0.5, steps=300, by="gates"), quick, 300)
     for _ in range(701):
         budget.step()
     hc.check_run(budget, quick, 300)  # the rest of a run that is longer than it was told

@@ -29,7 +29,7 @@ def network() -> hc.GatedModel:
 def test_training_meets_a_deadline() -> None:
     gated = network()
     limit = 0.5 * gated.latency.dense
-    budget = hc.Budget(gated, latency_ms=limit, steps=400)
+    budget = hc.Budget(gated, latency_ms=limit, steps=400, by="gates")
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=2e-2))
     for _ in range(400):
         x = torch.randn(64, 8)
@@ -49,7 +49,7 @@ def test_training_meets_a_deadline() -> None:
 
 def test_with_other_limits() -> None:
     gated = network()
-    budget = hc.Budget(gated, latency_ms=0.7 * gated.latency.dense, macs=0.4)
+    budget = hc.Budget(gated, latency_ms=0.7 * gated.latency.dense, macs=0.4, by="gates")
     assert set(budget.target()) == {"latency_ms", "macs"}
     assert budget().isfinite()
 
@@ -67,12 +67,12 @@ def test_with_other_limits() -> None:
 )
 def test_refusals(limit: float, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        hc.Budget(network(), latency_ms=limit)
+        hc.Budget(network(), latency_ms=limit, by="gates")
 
 
 def test_a_table_that_was_measured_anew_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     gated = network()
-    budget = hc.Budget(gated, latency_ms=0.5 * gated.latency.dense, steps=60)
+    budget = hc.Budget(gated, latency_ms=0.5 * gated.latency.dense, steps=60, by="gates")
     (before,) = budget._looked_at(budget._open())[0].tolist()
     monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
     gated.measure_latency(fresh=True)
@@ -82,11 +82,11 @@ def test_a_table_that_was_measured_anew_is_believed(monkeypatch: pytest.MonkeyPa
 def test_a_state_goes_on_where_the_table_was_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     gated = network()
     deadline = 0.5 * gated.latency.dense
-    state = hc.Budget(gated, latency_ms=deadline, steps=60).state_dict()
+    state = hc.Budget(gated, latency_ms=deadline, steps=60, by="gates").state_dict()
     before = gated.latency.dense
     monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
     gated.measure_latency(fresh=True)
     assert gated.latency.dense > before
-    hc.Budget(gated, latency_ms=deadline, steps=60).load_state_dict(state)
+    hc.Budget(gated, latency_ms=deadline, steps=60, by="gates").load_state_dict(state)
     with pytest.raises(ArgumentError, match="other limits or steps"):
-        hc.Budget(gated, latency_ms=0.9 * deadline, steps=60).load_state_dict(state)
+        hc.Budget(gated, latency_ms=0.9 * deadline, steps=60, by="gates").load_state_dict(state)

@@ -159,7 +159,7 @@ def test_what_cannot_shrink_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("budgeted", [False, True])
 def test_a_budget_removes_what_the_readout_shuts(budgeted: bool) -> None:
     model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64))
-    penalties = [hc.Budget(model, macs=0.5)] * budgeted
+    penalties = [hc.Budget(model, macs=0.5, by="gates")] * budgeted
     one = Learner("one", 0, model, Recipe(batch_size=50, shrink=1), *penalties)
     model.gates.log_alpha.data[:9] = -4.0  # shut, and still open one time in twelve
     assert one.shrink() == budgeted
@@ -191,7 +191,7 @@ def test_what_has_shrunk_is_compiled_once(digits: Images, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("hardconcrete.paper.stack._compiled", quickly)
     model = hc.attach_gates(MLP(64, (20, 10)), torch.zeros(2, 64), droprate=0.5)
-    penalties = hc.L0Penalty(model, 1e-4), hc.Budget(model, macs=0.5, steps=90)
+    penalties = hc.L0Penalty(model, 1e-4), hc.Budget(model, macs=0.5, steps=90, by="gates")
     recipe = Recipe(epochs=3, batch_size=50, gate_lr=1e-2, shrink=1)
     one = Learner("one", 0, model, recipe, *penalties)
     engine = Engine([one], digits)

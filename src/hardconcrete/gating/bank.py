@@ -47,6 +47,8 @@ class GateBank(nn.Module):
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
         flat: whether a gate that is shut has no gradient, as a rectified sample has none.
+        measured: whether training uses the readout, too, and the gradient of log_alpha is that of
+            the gates: a budget by importance measures it.
     """
 
     generator: torch.Generator | None
@@ -60,6 +62,7 @@ class GateBank(nn.Module):
         self.gate = gate
         self.rule = rule
         self.frozen = False
+        self.measured = False
         self.learnt: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -94,6 +97,9 @@ class GateBank(nn.Module):
         """A sample of every gate, or the readout where the gates are frozen."""
         if self.frozen:
             return self.readout().detach().expand(*shape, -1)
+        if self.measured:
+            slope = self.log_alpha - self.log_alpha.detach()  # zeros
+            return (self.readout().detach() + slope).expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
             return _sample(self.log_alpha, shape)
         return self.distribution().rsample(shape, generator=self.generator)

@@ -1,113 +1,75 @@
-"""A budget: the price of every gate follows what is delivered, until that is what was asked for."""
+"""A budget: what a model may cost, kept while it learns. Two ways to choose the units."""
 
-import math
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.objective.constraint import (
-    Constraint,
-    Limit,
-    constraints,
-    delivered,
-    expected,
-    ledger_costs,
-)
+from hardconcrete.objective.constraint import Limit, constraints, delivered, expected
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
 
-STRONGEST = 4.0
-"""The largest price, in scales."""
-
-GAIN = 0.05
-"""How fast the logarithm of a scale follows the error, per step; faster in a shorter warm-up."""
-
-PATIENCE = 0.1
-"""What is left of that while gates are falling."""
-
-SOME = 0.1
-"""The part of the open gates that must fall for that."""
-
-FALL = 3.0
-"""How far they must fall in a warm-up: about as far as it is to the threshold."""
-
-MEMORY = 50
-"""Steps over which that is seen."""
-
-NOTHING = 1e-6
-"""Bands that a unit must save for it to be worth shutting; the last one of a group does not."""
-
-FIRST = 0.01
-"""The scale to begin with, small for any loss: it grows up to a hundredfold in 100 steps."""
-
-WARMUP = 1000
-"""Steps in which the target comes down, where the length of the training is not told."""
-
 
 class Budget:
-    """A penalty that brings a model to a given size, and keeps it there while it learns.
+    """Brings a model to a given size while it learns.
 
-    The *delivered* cost, that of the model which compaction would leave now, is compared with a
-    target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
-    then has a price, and the loss gets the gradient of the *expected* cost times the price:
+    Add ``budget()`` to the loss and call ``budget.step()`` after the optimizer's step. There are
+    two ways to choose the units, and this class makes the one that ``by`` names:
 
-        price = scale * (clip(2 e / BAND + 1 + apart, -STRONGEST, STRONGEST) + side)
-
-    with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
-    every gate is pushed further to its side, so undecided gates decide themselves; above it, open
-    gates have a positive price and those that the task needs least are shut; below it, shut gates
-    have a negative price and come back. The price is no sum of what was exceeded before: satisfied,
-    it restarts at once, and no open gate has a positive one. After the warm-up ``apart`` keeps
-    units that are larger than the error from being moved to correct it: for an open one it is how
-    much less the cheapest open one costs, for one that is shut what it costs itself, and enough for
-    it to fit, all in bands. So at least one unit is pushed above the limit, and one that would
-    exceed the limit is not asked back.
-    The logarithm of the scale grows by GAIN * e above the target, after the warm-up by GAIN * BAND
-    at least; during the warm-up it falls below the band. So the scale of the loss does not matter.
-    In a warm-up of less than 1,000 steps it moves faster, by the root of how much shorter that is.
-    While some of the open gates are falling it hardly grows: they need time to arrive, and a larger
-    price would take all others along, needed or not.
-
-    Of several limits the one that is exceeded most sets the price of a gate.
+    - ``"importance"``, the default: all gates are 0 or 1, without noise. The budget measures how
+      much the loss depends on each unit and removes the cheapest ones first. See
+      ``ImportanceBudget``.
+    - ``"gates"``: the paper's hard concrete gates learn which units to shut. The budget sets their
+      price. See ``LearnedBudget``.
 
     Args:
-        gated: the model; its gates should be able to travel: learning rate times steps well above
-            5 with Adam, for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)`` in some
-            thousand steps; ``check_run`` tells. Let them start nearly open, with ``droprate=0.1``:
-            0.5 is a heavy noise for a residual network.
-        macs: multiply-adds. A float up to 1 is a fraction of the dense total, of which the part
-            that is not gated is a part; an int is absolute, for the examples that the gates were
-            attached with.
+        gated: the model with its gates.
+        macs: multiply-adds. A float up to 1 is a fraction of the dense total, and the part without
+            gates counts too. An int is absolute, for the examples that the gates were attached
+            with.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
-        latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them, which
-            also takes the batch size.
+        latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them.
         units: open gates of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
-        steps: length of the training: the target comes down during the first third of it. Without
-            it, during the first 1,000 steps.
+        steps: length of the training in optimizer steps. Without it the target comes down within
+            the first 1,000 steps.
+        by: ``"importance"`` or ``"gates"``.
+        round_to: by importance, every group keeps a multiple of so many units.
 
     Example:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)
         >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8))
-        >>> budget = hc.Budget(gated, macs=0.5, steps=600)
-        >>> optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-3, gate_lr=2e-2))
+        >>> budget = hc.Budget(gated, macs=0.5, steps=100)
+        >>> optimizer = torch.optim.Adam(gated.parameters(), lr=1e-2)
         >>> x = torch.randn(64, 8)
-        >>> for _ in range(600):
+        >>> for _ in range(100):
         ...     loss = (gated(x) - x[:, :2]).square().mean() + budget()
         ...     optimizer.zero_grad(); loss.backward(); optimizer.step(); budget.step()
-        >>> 0.47 < budget.delivered()["macs"] <= 0.5
-        True
+        >>> print(budget)
+        MACs: 50.0% delivered, 50.0% expected, budget 50.0% of 800
+        train what is left: the units were fixed at step 40 of 100
+        >>> hc.compact(gated)[0]
+        Linear(in_features=8, out_features=20, bias=True)
     """
+
+    _kinds: ClassVar[dict[str, type["Budget"]]] = {}
+
+    def __init_subclass__(cls, by: str) -> None:
+        Budget._kinds[by] = cls
+
+    def __new__(cls, *_: Any, by: str = "importance", **__: Any) -> Self:
+        """The class that chooses as ``by`` says."""
+        if cls is not Budget:
+            return super().__new__(cls)
+        if by not in Budget._kinds:
+            raise ArgumentError(f"by={by!r} is not known; use 'importance' or 'gates'")
+        return super().__new__(Budget._kinds[by])  # type: ignore[type-var]
 
     def __init__(
         self,
@@ -119,6 +81,8 @@ class Budget:
         latency_ms: float | None = None,
         units: Limit | Mapping[str, Limit] | None = None,
         steps: int | None = None,
+        by: str = "importance",  # noqa: ARG002  (it chose the class)
+        round_to: int = 1,
     ) -> None:
         if not isinstance(gated, GatedModel):
             raise ArgumentError(
@@ -126,6 +90,8 @@ class Budget:
             )
         if steps is not None and not (isinstance(steps, Integral) and steps >= 3):
             raise ArgumentError(f"steps={steps!r} is no length of a training")
+        if not isinstance(round_to, Integral) or isinstance(round_to, bool) or round_to < 1:
+            raise ArgumentError(f"round_to={round_to!r} must be a whole number, at least 1")
         if gated.gates.rule == "mean":
             raise ArgumentError(
                 "the readout 'mean' shuts no gate, so nothing is delivered by it; attach the gates "
@@ -133,77 +99,39 @@ class Budget:
             )
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
+        self.steps = None if steps is None else int(steps)
+        self.round_to = int(round_to)
         self.constraints = constraints(gated, limits, units, latency_ms)
-        self.warmup = WARMUP if steps is None else steps // 3
-        self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
-        log_alpha = gated.gates.log_alpha.detach()
-        many = len(self.constraints)
-        self._limits = log_alpha.new_tensor([c.limit / c.dense for c in self.constraints])
-        self._terms = torch.tensor([_number(c, self.warmup) for c in self.constraints])
-        self._start = torch.maximum(self._delivered(self._open()), self._limits)
-        self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
-        self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
-        self._price = log_alpha.new_zeros(many, 0)
-        self._kept: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
-        self._begin()
+        self._limits = torch.tensor(
+            [c.limit / c.dense for c in self.constraints],
+            dtype=gated.gates.log_alpha.dtype,
+            device=gated.gates.log_alpha.device,
+        )
 
     def __call__(self) -> Tensor:
-        """To be added to the loss of the task: its gradient is that of the expected costs, priced.
+        """What to add to the loss."""
+        raise NotImplementedError
 
-        Its value is the sum of these costs, as parts of the dense totals, whatever the prices are.
-        """
-        self._keep_up()
-        probability = self.gated.gates.distribution().open_probability
-        means = [
-            expected(self.gated, [constraint], _priced(probability, price))
-            for constraint, price in zip(self.constraints, self._price, strict=True)
-        ]
-        return torch.cat(means).sum().to(probability.dtype)
-
-    @torch.no_grad()
     def step(self) -> None:
-        """Look at what is delivered now and set the prices; after the optimiser's step."""
-        self._advance(1)
+        """Call it after each step of the optimizer."""
+        raise NotImplementedError
 
-    def _advance(self, steps: int) -> None:
-        """Some steps at once, in which what is delivered stays as it is."""
-        self._keep_up()
-        self._steps.add_(steps)
-        is_open = self._open()
-        delivered, own = self._looked_at(is_open)
-        error, late = self._error(delivered), self._progress() == 1
-        above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
-        above = above * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
-        change = above + (error + BAND).clamp(max=0) * ~late
-        self._log_scale.add_(steps * self._gain * change).clamp_(-20.0, 20.0)
-        self._set_prices(is_open, error, own)
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs."""
+        raise NotImplementedError
 
-    def _fall(self, is_open: Tensor, steps: int) -> Tensor:
-        """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
-        log_alpha, own = self.gated.gates.log_alpha.detach(), is_open * self._concerned
-        fast = log_alpha - self._past < -FALL * max(steps, MEMORY) / self.warmup
-        self._past.lerp_(log_alpha, 1 - (1 - 1 / MEMORY) ** steps)
-        return (own * fast).sum(1) > SOME * own.sum(1)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        raise NotImplementedError
 
     def delivered(self) -> dict[str, float]:
-        """What the readout leaves of each cost, as a part of the dense total."""
+        """The part of each cost that compaction would leave now."""
         return self._by_name(self._delivered(self._open()))
 
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
         probability = self.gated.gates.distribution().open_probability.detach()
         return self._by_name(expected(self.gated, self.constraints, probability, exactly=True))
-
-    def _steps_to_come(self) -> int:
-        """Until the target has come down to the limits."""
-        return max(0, self.warmup - int(self._steps))
-
-    def price(self) -> dict[str, float]:
-        """What multiplies the expected cost: the highest price of a gate that is open."""
-        self._keep_up()
-        concerned = self._concerned & (self._open() > 0)
-        highest = self._price.masked_fill(~concerned, -torch.inf).amax(1)
-        return self._by_name(highest.where(concerned.any(1), 0.0))
 
     def target(self) -> dict[str, float]:
         """The limits, as parts of the dense totals."""
@@ -217,27 +145,6 @@ class Budget:
             for c in self.constraints
         )
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run needs."""
-        return {name: getattr(self, f"_{name}").clone() for name in STATE}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken. Load the model first: prices follow gates."""
-        self._keep_up()
-        for name in STATE:
-            own = getattr(self, f"_{name}")
-            if getattr(state.get(name), "shape", None) != own.shape:
-                raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
-        if not torch.equal(state["terms"].to(self._terms), self._terms):
-            here = " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
-            raise ArgumentError(
-                f"this is the state of a budget of other limits or steps; here {here} within "
-                f"{self.warmup:,} steps"
-            )
-        for name in STATE:
-            getattr(self, f"_{name}").copy_(state[name])
-        self._begin()
-
     def _by_name(self, values: Tensor) -> dict[str, float]:
         return {c.name: v for c, v in zip(self.constraints, values.tolist(), strict=True)}
 
@@ -247,117 +154,5 @@ class Budget:
     def _delivered(self, is_open: Tensor) -> Tensor:
         return delivered(self.gated, self.constraints, is_open).to(self._limits.dtype)
 
-    def _progress(self) -> Tensor:
-        return (self._steps / self.warmup).clamp(max=1.0)
-
-    def _error(self, delivered: Tensor) -> Tensor:
-        """Against a target that comes down by the same part in every step of the warm-up."""
-        progress = self._progress()
-        target = self._start * (self._limits / self._start) ** progress
-        target = torch.where(progress < 1, target, self._limits)
-        return (delivered / target).log().clamp(-1.0, 1.0)
-
-    def _keep_up(self) -> None:
-        """Units may have been removed meanwhile; limits are in units of the dense model."""
-        if self._price.shape[1] != len(self.gated.gates.log_alpha):
-            self._begin()
-
-    @torch.no_grad()
-    def _begin(self) -> None:
-        if self._price.shape[1] != len(self.gated.gates.log_alpha):
-            self._make_room()
-        is_open = self._open()
-        delivered, own = self._looked_at(is_open)
-        self._set_prices(is_open, self._error(delivered), own)
-
-    def _make_room(self) -> None:
-        """For a price of every gate."""
-        log_alpha = self.gated.gates.log_alpha
-        concerned = torch.zeros(len(self.constraints), len(log_alpha), dtype=torch.bool)
-        for k, constraint in enumerate(self.constraints):
-            concerned[k, constraint.gates(self.gated)] = True
-        self._concerned = concerned.to(log_alpha.device)
-        self._price = torch.zeros_like(self._concerned, dtype=log_alpha.dtype)
-        self._past = log_alpha.detach().clone()
-
-    def _set_prices(self, is_open: Tensor, error: Tensor, own: Tensor) -> None:
-        """Write the price of every gate, in place: a captured CUDA graph reads it there."""
-        error = error[:, None]
-        side = (1 - 2 * is_open).to(self._price.dtype)
-        own = own * (self._progress() == 1)
-        saves = self._concerned & (is_open * own > NOTHING)
-        least = own.where(saves, torch.inf).amin(1, keepdim=True)
-        larger = (own - least).clamp(min=0)  # than the cheapest open one
-        room = own.maximum(2 * own - 2)  # that a unit needs to come back
-        apart = torch.where(is_open > 0, -larger, room)
-        push = (2 * error / BAND + 1 + apart).clamp(-STRONGEST, STRONGEST) + side
-        worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
-        governs = torch.arange(len(error), device=worst.device)[:, None] == worst
-        self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
-
-    def _looked_at(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        """What is delivered; and the cost of each unit, all others as they are, in bands."""
-        own, slopes = self._told(is_open)
-        dtype = self._price.dtype
-        return own.to(dtype), slopes.to(dtype) / (BAND * self._limits[:, None])
-
-    def _told(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as parts of the dense totals; kept while no gate opens or shuts.
-
-        A GPU would have to be waited for, to see whether one does, and compiled code cannot ask.
-        """
-        if not is_open.is_cpu or torch.compiler.is_compiling():
-            return self._tell(is_open)
-        times = any(limit.name == LATENCY for limit in self.constraints)
-        table = self.gated.latency if times else None
-        kept = self._kept
-        if kept is None or kept[0] is not table or not torch.equal(kept[1], is_open):
-            self._kept = kept = table, is_open, self._tell(is_open)
-        return kept[2]
-
-    def _tell(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        def means(gates: Tensor) -> tuple[list[Tensor], Tensor]:
-            costs = ledger_costs(self.gated, self.constraints, gates)
-            return [limit.expected(self.gated, gates, costs) for limit in self.constraints], costs
-
-        slopes, costs = _slopes(means, is_open, len(self.constraints))
-        own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
-        return torch.stack(own), slopes
-
-
-STATE = ("start", "log_scale", "steps", "past", "terms")
-"""What changes in training or depends on its beginning, and what it is a budget of."""
-
-
-def _number(limit: Constraint, warmup: int) -> int:
-    """A number by which a limit is known again."""
-    return zlib.crc32(f"{limit.name} {limit.limit:.6g} {warmup}".encode())
-
-
-def _slopes(
-    function: Callable[[Tensor], tuple[list[Tensor], Tensor]], at: Tensor, many: int
-) -> tuple[Tensor, Tensor]:
-    """The gradients of so many numbers; and what comes with them.
-
-    Autograd takes half of the time, and cannot be compiled here.
-    """
-    if torch.compiler.is_compiling():
-
-        def one(at: Tensor, k: int) -> tuple[Tensor, Tensor]:
-            numbers, more = function(at)
-            return numbers[k], more
-
-        found = [torch.func.grad(one, has_aux=True)(at, k) for k in range(many)]
-        return torch.stack([slope for slope, _ in found]), found[0][1]
-    with torch.enable_grad():
-        at = at.detach().requires_grad_()
-        numbers, more = function(at)
-        how: Any = {"retain_graph": True, "materialize_grads": True}
-        slopes = [torch.autograd.grad(own, at, **how)[0] for own in numbers]
-    return torch.stack(slopes), more.detach()
-
-
-def _priced(probability: Tensor, price: Tensor) -> Tensor:
-    """The probabilities, their gradients times the prices."""
-    fixed = probability.detach()
-    return fixed + price * (probability - fixed)
+    def _terms_in_words(self) -> str:
+        return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)

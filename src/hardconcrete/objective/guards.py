@@ -15,6 +15,8 @@ from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.objective.budget import Budget
+from hardconcrete.objective.importance_budget import ImportanceBudget
+from hardconcrete.objective.learned_budget import LearnedBudget
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.travel import Motion, Schedule, Trial, pushed, travel
 
@@ -104,6 +106,9 @@ def check_run(
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
     if steps < 1:
         raise ArgumentError(f"steps={steps} must be at least 1")
+    if isinstance(penalty, ImportanceBudget):
+        _check_length(penalty, steps)
+        return ()
     bank = penalty.gated.gates
     factor = schedule or (lambda _: 1.0)
     motion = Motion.of(optimizer, bank.log_alpha)
@@ -116,7 +121,7 @@ def check_run(
             f"this run cannot prune: the readout {bank.rule!r} shuts no gate, however small its "
             "log_alpha; attach the gates with readout='paper' or 'median'"
         )
-    if isinstance(penalty, Budget):
+    if isinstance(penalty, LearnedBudget):
         return _check_budget(penalty, motion, steps, factor, edge)
     trial = Trial(penalty)
     reaches = _reaches(penalty.gated, travel(trial, motion, steps, factor), edge)
@@ -127,8 +132,19 @@ def check_run(
     return reaches
 
 
+def _check_length(budget: ImportanceBudget, steps: int) -> None:
+    """A budget by importance needs no learning rate, only the right length."""
+    if not budget.settled and budget.steps_to_settle >= steps:
+        _warn(
+            f"this run cannot meet its budget: the units are fixed after {budget.steps_to_settle:,} "
+            f"more steps, and there are {steps:,}. Give the budget the length of the training: "
+            f"hc.Budget(..., steps={max(10, steps)})",
+            stacklevel=4,
+        )
+
+
 def _check_budget(
-    budget: Budget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
+    budget: LearnedBudget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
 ) -> tuple[Reach, ...]:
     """How far gates get that nothing but the budget moves."""
     gated, pace = budget.gated, sum(map(factor, range(steps)))

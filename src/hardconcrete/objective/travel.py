@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Adamax, NAdam, Optimizer, RAdam
 
-from hardconcrete.objective.budget import Budget
+from hardconcrete.objective.learned_budget import LearnedBudget
 from hardconcrete.objective.penalty import L0Penalty
 
 Schedule = Callable[[int], float]
@@ -177,7 +177,7 @@ def travel(
 
 
 def pushed(
-    budget: Budget,
+    budget: LearnedBudget,
     motion: Motion,
     steps: int,
     factor: Schedule,

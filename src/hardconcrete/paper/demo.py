@@ -131,7 +131,7 @@ def demo(
     penalty: hc.Budget | hc.L0Penalty = (
         hc.L0Penalty(gated, lam / len(train))
         if macs is params is None
-        else hc.Budget(gated, macs=macs, params=params, steps=steps)
+        else hc.Budget(gated, macs=macs, params=params, steps=steps, by="gates")
     )
     learners = [dense, Learner("gated", seed, gated, setting.recipe, penalty)]
     history = _train(learners, train, setting)

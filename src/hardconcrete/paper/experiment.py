@@ -215,7 +215,7 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
         penalties.append(hc.L0Penalty(gated, lam, weight_decay=recipe.weight_decay))
     if experiment.method == "budget":
         steps = max(3, experiment.epochs * (examples // recipe.batch_size))
-        penalties.append(hc.Budget(gated, steps=steps, **experiment.limits))
+        penalties.append(hc.Budget(gated, steps=steps, **experiment.limits, by="gates"))
         recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 

@@ -264,7 +264,7 @@ def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Bu
     room = _filling(gated)
     targets: Any = {cost: part - min(room[cost], 0.1 * part) for cost, part in limits.items()}
     try:
-        return hc.Budget(gated, **targets, steps=steps)
+        return hc.Budget(gated, **targets, steps=steps, by="gates")
     except ArgumentError as error:
         given = " and ".join(f"--{cost} {part:g}" for cost, part in limits.items())
         aims = " and ".join(f"{target:.3g}" for target in targets.values())

@@ -194,7 +194,7 @@ def _examined(
     small, units = averaged, tuple[int, ...]()
     if learner.budget is not None:
         limits: Any = experiment.limits
-        limit = hc.Budget(averaged, **limits)
+        limit = hc.Budget(averaged, **limits, by="gates")
         small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
         hc.recalibrate(small, batches)  # other units than the readout's may be open
         left = hc.CompactionPlan.of(small).groups

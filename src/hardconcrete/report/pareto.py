@@ -112,7 +112,7 @@ def pareto(
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
-    budgets = [Budget(gated, macs=_fraction(fraction)) for fraction in fractions]
+    budgets = [Budget(gated, macs=_fraction(fraction), by="gates") for fraction in fractions]
     known = list(batches)
     models = []
     for budget in budgets:

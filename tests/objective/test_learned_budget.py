@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import hardconcrete as hc
 from hardconcrete.cost.expected import Ledger
 from hardconcrete.errors import ArgumentError
-from hardconcrete.objective.budget import BAND, GAIN, WARMUP
+from hardconcrete.objective.budget import BAND
+from hardconcrete.objective.learned_budget import GAIN, WARMUP
 from tests.compaction.networks import dense
 
 ABOVE = "ignore:the training ended above its budget"
@@ -40,7 +41,7 @@ def wide() -> hc.GatedModel:
 @cache
 def _wide() -> tuple[hc.GatedModel, Tensor]:
     torch.manual_seed(0)
-    gated = hc.attach_gates(Wide(), torch.zeros(1, 16))
+    gated = hc.attach_gates(Wide(), torch.zeros(1, 16), droprate=0.5)
     assert gated.ledger is not None
     return gated, torch.get_rng_state()
 
@@ -59,7 +60,7 @@ def train(
 ) -> tuple[hc.GatedModel, hc.Budget]:
     generator = torch.Generator().manual_seed(1)
     gated = wide()
-    budget = hc.Budget(gated, **limits, steps=steps)  # type: ignore[arg-type]
+    budget = hc.Budget(gated, **limits, steps=steps, by="gates")  # type: ignore[arg-type]
     rule = optimizer(hc.parameter_groups(gated, lr=3e-3, gate_lr=gate_lr))
     for _ in range(steps):
         x, y = task(64, generator)
@@ -87,7 +88,9 @@ def test_a_short_training_gets_there_too() -> None:
     _, budget = train({"macs": 0.25}, steps=150)
     assert budget.delivered()["macs"] == pytest.approx(0.25, rel=0.05)
     gated = wide()
-    gains = [hc.Budget(gated, macs=0.5, steps=steps)._gain for steps in (12_000, 3_000, 30)]
+    gains = [
+        hc.Budget(gated, macs=0.5, steps=steps, by="gates")._gain for steps in (12_000, 3_000, 30)
+    ]
     assert gains == pytest.approx([GAIN, GAIN, 10 * GAIN])
 
 
@@ -132,7 +135,7 @@ def at(limit: float, share: float) -> tuple[hc.GatedModel, hc.Budget]:
     gated = wide()
     drawn = torch.rand(180, generator=torch.Generator().manual_seed(0))
     gated.gates.log_alpha.data.copy_(torch.where(drawn < share, -1.0, -4.0))
-    budget = hc.Budget(gated, units=limit, steps=3)
+    budget = hc.Budget(gated, units=limit, steps=3, by="gates")
     budget.step()
     return gated, budget
 
@@ -201,7 +204,7 @@ def test_costs_are_asked_for_again_where_a_gate_opens_or_shuts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gated = wide()
-    budget = hc.Budget(gated, macs=0.5, steps=30)
+    budget = hc.Budget(gated, macs=0.5, steps=30, by="gates")
     asked, cost = [], Ledger.cost
     monkeypatch.setattr(Ledger, "cost", lambda own, gates: asked.append(gates) or cost(own, gates))
     gated.gates.log_alpha.data -= 0.1
@@ -210,14 +213,14 @@ def test_costs_are_asked_for_again_where_a_gate_opens_or_shuts(
     gated.gates.log_alpha.data[:9] = -4.0
     budget.step()
     assert len(asked) == 1
-    fresh = hc.Budget(gated, macs=0.5, steps=30)
+    fresh = hc.Budget(gated, macs=0.5, steps=30, by="gates")
     for found, wanted in zip(*(b._looked_at(b._open()) for b in (budget, fresh)), strict=True):
         assert torch.equal(found, wanted)
 
 
 def test_the_scale_falls_below_the_band_while_the_target_comes_down() -> None:
     gated = wide()
-    budget = hc.Budget(gated, units=0.25, steps=3000)
+    budget = hc.Budget(gated, units=0.25, steps=3000, by="gates")
     assert change_of_scale(budget) > 0
     gated.gates.log_alpha.data[:90] = -4.0
     assert change_of_scale(budget) < 0
@@ -229,7 +232,7 @@ def test_a_unit_that_fits_is_asked_back(limit: int) -> None:
     gated = wide()
     nn.init.constant_(gated.gates.log_alpha, -4.0)
     gated.gates.log_alpha.data[: limit - 1] = 4.0
-    budget = hc.Budget(gated, units={"a": limit}, steps=3)
+    budget = hc.Budget(gated, units={"a": limit}, steps=3, by="gates")
     budget.step()
     (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
     assert (slope[limit - 1 : 120] < 0).all()
@@ -244,7 +247,7 @@ def test_the_last_unit_of_a_group_is_not_pushed() -> None:
     gated = wide()
     nn.init.constant_(gated.gates.log_alpha, 5.0)
     gated.gates.log_alpha.data[121:] = -30.0
-    budget = hc.Budget(gated, macs=0.1, steps=3)
+    budget = hc.Budget(gated, macs=0.1, steps=3, by="gates")
     budget.step()
     (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
     assert slope[120].abs() < 1e-3 * slope[:120].min()
@@ -268,7 +271,7 @@ def test_the_price_after_units_were_removed() -> None:
 def test_it_waits_for_gates_that_are_falling(part: float, fall: float, waits: bool) -> None:
     """A tenth of the growth, for what falls by so much in a warm-up of 1,000 steps."""
     gated = wide()
-    still, moving = (hc.Budget(gated, macs=0.25, steps=3000) for _ in range(2))
+    still, moving = (hc.Budget(gated, macs=0.25, steps=3000, by="gates") for _ in range(2))
     moves = int(part * len(gated.gates.log_alpha))
     for _ in range(200):
         gated.gates.log_alpha.data[:moves] -= fall / 1000
@@ -290,7 +293,7 @@ def test_it_rests_below_the_limit_and_not_above(left: int, pruned: bool) -> None
     gated = wide()
     nn.init.constant_(gated.gates.log_alpha, -4.0)
     gated.gates.log_alpha.data[60 : 60 + left] = -1.0
-    budget = hc.Budget(gated, units=90.8 / 180, steps=3)
+    budget = hc.Budget(gated, units=90.8 / 180, steps=3, by="gates")
     budget.step()
     assert (budget.price()["units"] > 0) == pruned
 
@@ -300,7 +303,7 @@ def test_a_unit_larger_than_the_error_is_not_moved() -> None:
     layers = nn.Linear(100, 20), nn.ReLU(), nn.Linear(20, 200), nn.ReLU(), nn.Linear(200, 1)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(1, 100))
     nn.init.constant_(gated.gates.log_alpha, 0.0)
-    budget = hc.Budget(gated, macs=0.98, steps=3)
+    budget = hc.Budget(gated, macs=0.98, steps=3, by="gates")
     for _ in range(3):
         budget.step()
     (slope,) = torch.autograd.grad(budget(), gated.gates.log_alpha)
@@ -310,7 +313,7 @@ def test_a_unit_larger_than_the_error_is_not_moved() -> None:
 
 def test_the_target_comes_down() -> None:
     gated = wide()
-    budget = hc.Budget(gated, macs=0.25, steps=30)
+    budget = hc.Budget(gated, macs=0.25, steps=30, by="gates")
     assert budget.warmup == 10
     errors = []
     for _ in range(15):
@@ -319,13 +322,13 @@ def test_the_target_comes_down() -> None:
     assert errors[0] == 0
     assert errors[5] == pytest.approx(-0.5 * torch.tensor(0.25).log().item(), rel=1e-5)
     assert errors[10] == errors[14] == 1  # clipped
-    assert hc.Budget(gated, macs=0.25).warmup == WARMUP
+    assert hc.Budget(gated, macs=0.25, by="gates").warmup == WARMUP
 
 
 def test_a_resumed_budget_goes_on_as_before() -> None:
     gated, budget = train({"macs": 0.25}, steps=60)
     state = copy.deepcopy(budget.state_dict())
-    other = hc.Budget(gated, macs=0.25, steps=60)
+    other = hc.Budget(gated, macs=0.25, steps=60, by="gates")
     other.load_state_dict(state)
     for _ in range(3):
         budget.step()
@@ -336,9 +339,9 @@ def test_a_resumed_budget_goes_on_as_before() -> None:
 
 def test_a_foreign_state_is_refused() -> None:
     gated = hc.attach_gates(dense(), torch.randn(2, 4))
-    state = hc.Budget(gated, macs=0.9, params=0.9).state_dict()
+    state = hc.Budget(gated, macs=0.9, params=0.9, by="gates").state_dict()
     with pytest.raises(ArgumentError, match="not the state of such a budget"):
-        hc.Budget(gated, macs=0.9).load_state_dict(state)
+        hc.Budget(gated, macs=0.9, by="gates").load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -353,16 +356,16 @@ def test_a_foreign_state_is_refused() -> None:
 def test_the_state_of_another_budget_is_refused(other: dict[str, Any], words: str) -> None:
     linear = nn.Linear(4, 3, bias=False)
     gated = hc.attach_gates(linear, torch.zeros(1, 4), sites=[":in"])
-    state = hc.Budget(gated, macs=0.3, steps=60).state_dict()
+    state = hc.Budget(gated, macs=0.3, steps=60, by="gates").state_dict()
     with pytest.raises(ArgumentError, match=words):
-        hc.Budget(gated, **other).load_state_dict(state)
+        hc.Budget(gated, **other, by="gates").load_state_dict(state)
 
 
 def test_in_words() -> None:
     gated = wide()
-    assert str(hc.Budget(gated, units=0.5)).endswith("budget 50.0% of 180")
-    assert str(hc.Budget(gated, units={"b": 30})).endswith("budget 50.0% of 60")
-    words = str(hc.Budget(gated, macs=0.25))
+    assert str(hc.Budget(gated, units=0.5, by="gates")).endswith("budget 50.0% of 180")
+    assert str(hc.Budget(gated, units={"b": 30}, by="gates")).endswith("budget 50.0% of 60")
+    words = str(hc.Budget(gated, macs=0.25, by="gates"))
     assert words.startswith("MACs: 100.0% delivered, ")
     assert words.endswith("% expected, budget 25.0% of 9,360")
 
@@ -385,7 +388,7 @@ def test_replayed() -> None:
     """The whole step as one CUDA graph meets the budget."""
     torch.manual_seed(0)
     gated = hc.attach_gates(Wide().cuda(), torch.zeros(1, 16, device="cuda"))
-    budget = hc.Budget(gated, macs=0.25, steps=600)
+    budget = hc.Budget(gated, macs=0.25, steps=600, by="gates")
     groups = hc.parameter_groups(gated, lr=3e-3, gate_lr=2e-2)
     rule = torch.optim.Adam(groups, capturable=True)
     x, y = (part.cuda() for part in task(4096, torch.Generator().manual_seed(1)))
@@ -430,15 +433,15 @@ def test_replayed() -> None:
 def test_refused(limits: dict[str, object], words: str) -> None:
     gated = wide()
     with pytest.raises(ArgumentError, match=words):
-        hc.Budget(gated, **limits)  # type: ignore[arg-type]
+        hc.Budget(gated, **limits, by="gates")  # type: ignore[arg-type]
 
 
 def test_what_is_not_gated_counts() -> None:
     gated = hc.attach_gates(Wide(), torch.zeros(1, 16), sites=["c:in"])
     with pytest.raises(ArgumentError, match=r"a budget of 10% of the MACs cannot be met: 21.8%"):
-        hc.Budget(gated, macs=0.1)
+        hc.Budget(gated, macs=0.1, by="gates")
     with pytest.raises(ArgumentError, match="Budget takes what attach_gates returned"):
-        hc.Budget(Wide(), macs=0.5)  # type: ignore[arg-type]
+        hc.Budget(Wide(), macs=0.5, by="gates")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings(ABOVE)
@@ -450,8 +453,8 @@ def test_what_is_not_gated_counts_before_the_gates_too() -> None:
     least = gated.ledger.cost(one)[1] / gated.ledger.dense[1]
     assert 0.2 < least < 0.3
     with pytest.raises(ArgumentError, match="cannot be met"):
-        hc.Budget(gated, macs=0.99 * least.item())
-    budget = hc.Budget(gated, macs=1.01 * least.item())
+        hc.Budget(gated, macs=0.99 * least.item(), by="gates")
+    budget = hc.Budget(gated, macs=1.01 * least.item(), by="gates")
     small = hc.compact(gated, budget=budget)
     assert hc.count(small, torch.zeros(1, 16)).macs == least * gated.ledger.dense[1]
 
@@ -461,44 +464,46 @@ def test_an_emptied_group_keeps_a_unit_that_counts() -> None:
     gated = wide()
     gated.gates.log_alpha.data.fill_(-5.0)
     gated.gates.log_alpha.data[120:] = 5.0
-    budget = hc.Budget(gated, units=10)
+    budget = hc.Budget(gated, units=10, by="gates")
     assert budget.delivered()["units"] == pytest.approx(61 / 180)
     small = hc.compact(gated, budget=budget)
     assert small.a.out_features + small.b.out_features == 10
-    assert hc.Budget(gated, units={"a": 3}).delivered()["units of a"] == pytest.approx(1 / 120)
+    assert hc.Budget(gated, units={"a": 3}, by="gates").delivered()["units of a"] == pytest.approx(
+        1 / 120
+    )
 
 
 @pytest.mark.filterwarnings(ABOVE)
 def test_a_layer_that_selects_its_inputs_can_be_cut_to_one() -> None:
     gated = hc.attach_gates(nn.Linear(20, 5), torch.zeros(1, 20), sites=[":in"])
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.5, by="gates"))
     assert hc.count(small, torch.zeros(1, 20)).macs == 50
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.05))
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.05, by="gates"))
     assert hc.count(small, torch.zeros(1, 20)).macs == 5
     with pytest.raises(ArgumentError, match="5% are not gated, or belong to the one unit"):
-        hc.Budget(gated, macs=0.04)
+        hc.Budget(gated, macs=0.04, by="gates")
 
 
 def test_a_readout_that_shuts_nothing_is_refused() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"], readout="mean")
     with pytest.raises(ArgumentError, match="the readout 'mean' shuts no gate"):
-        hc.Budget(gated, macs=0.5)
+        hc.Budget(gated, macs=0.5, by="gates")
 
 
 @pytest.mark.parametrize("steps", ["300", 2, 3.5, float("nan")])
 def test_a_length_that_is_none(steps: Any) -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
     with pytest.raises(ArgumentError, match="is no length of a training"):
-        hc.Budget(gated, macs=0.5, steps=steps)
+        hc.Budget(gated, macs=0.5, steps=steps, by="gates")
 
 
 def test_whole_numbers_of_any_kind() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
-    assert hc.Budget(gated, macs=np.int64(6)).target() == {"macs": 0.5}
-    assert hc.Budget(gated, macs=np.float32(0.5)).target() == {"macs": 0.5}
+    assert hc.Budget(gated, macs=np.int64(6), by="gates").target() == {"macs": 0.5}
+    assert hc.Budget(gated, macs=np.float32(0.5), by="gates").target() == {"macs": 0.5}
 
 
 def test_a_state_that_is_none_is_refused() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
     with pytest.raises(ArgumentError, match="not the state of such a budget"):
-        hc.Budget(gated, macs=0.5).load_state_dict({"start": 3})
+        hc.Budget(gated, macs=0.5, by="gates").load_state_dict({"start": 3})

@@ -1,0 +1,39 @@
+"""Importance measured while a model is trained."""
+
+import torch
+from torch import Tensor
+
+MEMORY_STEPS = 100
+"""Steps after which a squared gradient counts for 1/e of a new one."""
+
+
+class RunningImportance:
+    """The running mean of (dL/dz)^2 for each gate.
+
+    Args:
+        like: any tensor with one entry for each gate; gives the device.
+
+    Example:
+        >>> running = RunningImportance(torch.zeros(2))
+        >>> running.add(torch.tensor([1.0, 2.0]))
+        >>> running.mean()
+        tensor([1., 4.])
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.total = torch.zeros_like(like, dtype=torch.float32).detach()
+        self.weight = torch.zeros((), dtype=torch.float32, device=like.device)
+
+    def add(self, slope: Tensor) -> None:
+        """Take in the gradient of one step."""
+        decay = 1 - 1 / MEMORY_STEPS
+        self.total.mul_(decay).addcmul_(slope.float(), slope.float())
+        self.weight.mul_(decay).add_(1.0)
+
+    def mean(self) -> Tensor:
+        """The mean so far; 0 before the first step."""
+        return self.total / self.weight.clamp(min=1e-30)
+
+    def keep(self, places: Tensor) -> None:
+        """Only these gates are left."""
+        self.total = self.total[places]
