@@ -94,10 +94,9 @@ class ImportanceBudget(Budget, by="importance"):
         self._keep_up()
         self._running.add(log_alpha.grad)
         log_alpha.grad.zero_()
-        is_open = self._open()
+        log_alpha.sign_().mul_(OPEN)  # whatever an optimizer did to the gates is undone
         if self._step >= self._first and (self._step - self._first) % self._every == 0:
-            is_open = self._cut(is_open)
-        self._write(is_open)
+            self._write(self._cut(self._open()))
         if self._step >= self._last:
             self._settle()
 
@@ -203,10 +202,8 @@ class ImportanceBudget(Budget, by="importance"):
         self.gated.freeze_gates()
 
     def _write(self, is_open: Tensor) -> None:
-        """Whatever an optimizer did to the gates is undone."""
-        log_alpha = self.gated.gates.log_alpha
         with torch.no_grad():
-            log_alpha.copy_(torch.where(is_open > 0, OPEN, -OPEN))
+            self.gated.gates.log_alpha.copy_(torch.where(is_open > 0, OPEN, -OPEN))
 
     def _keep_up(self) -> None:
         """``shrink`` may have removed gates."""
