@@ -82,15 +82,16 @@ class ImportanceBudget(Budget, by="importance"):
     @torch.no_grad()
     def step(self) -> None:
         """Measure, and remove units when it is time for it; after the optimizer's step."""
-        self._step += 1
-        if self._settled:
-            return
         log_alpha = self.gated.gates.log_alpha
+        if self._settled:
+            self._step += 1
+            return
         if log_alpha.grad is None:
             raise GateError(
                 "budget.step() needs the gradients of this step: call the GatedModel in training "
                 "mode, loss.backward(), optimizer.step(), budget.step(), and zero_grad() after that"
             )
+        self._step += 1
         self._keep_up()
         self._running.add(log_alpha.grad)
         log_alpha.grad.zero_()
