@@ -24,12 +24,17 @@ import torch
 
 from benchmarks.racing.data import cache_split
 from benchmarks.racing.jobs import DENSE, Job, takes_part
+from benchmarks.racing.latency import add_latencies
 from benchmarks.racing.methods import CELLS, METHODS, REGULARIZATION, TO_COME
 from benchmarks.racing.networks import NETWORKS
-from benchmarks.racing.run import run_all
+from benchmarks.racing.run import Line, read_lines, run_all
+from benchmarks.racing.tables import choose, details, plot, tables
 
 RATES = {"none": 0.0, "300": 0.05, "half": 0.1, "scratch": 0.2}
 """Peak rates that are not in ``rates.json``."""
+
+ONLY_WITHOUT_TRAINING = 0.7
+"""A target of the cell ``none`` alone."""
 
 DATASETS = {"resnet20": "cifar10", "resnet56": "cifar10", "vgg16bn": "cifar100", "lenet5": "mnist"}
 
@@ -40,28 +45,39 @@ def make_jobs(a: argparse.Namespace) -> list[Job]:
     chosen = json.loads(file.read_text()) if file.exists() else {}
     dataset = a.dataset or DATASETS[a.network]
 
-    def job(cell: str, method: str, target: float, seed: int, rate: float) -> Job:
+    def job(
+        cell: str, method: str, target: float, seed: int, rate: float, regularization: float
+    ) -> Job:
         return Job(
             a.network, dataset, cell, method, target, seed, rate, a.dense_rate, a.epochs,
-            a.dense_epochs, a.steps, a.validate, a.smoke, a.round_to, a.regularization,
+            a.dense_epochs, a.steps, a.validate, a.smoke, a.round_to, regularization,
         )  # fmt: skip
 
     jobs = []
     for cell, method, seed in product(a.cells, a.methods, a.seeds):
         if not takes_part(cell, method):
             continue
-        rates = a.rates or [chosen.get(a.network, {}).get(cell, {}).get(method, RATES[cell])]
-        targets = [t for t in a.targets if cell == "none" or t != 0.7]
+        best = chosen.get(a.network, {}).get(cell, {}).get(method, {})
+        rates = a.rates or [best.get("peak_lr", RATES[cell])]
+        rates = [0.0] if cell == "none" else rates
+        strength = a.regularization or best.get("regularization", REGULARIZATION)
+        targets = [t for t in a.targets if cell == "none" or t != ONLY_WITHOUT_TRAINING]
         for target, rate in product([1.0] if method == "dense" else targets, rates):
-            jobs.append(job(cell, method, target, seed, 0.0 if cell == "none" else rate))
+            strength = strength if method == "tp-reg" else REGULARIZATION
+            jobs.append(job(cell, method, target, seed, rate, strength))
     seeds = sorted({j.seed for j in jobs if j.needs_dense})
-    dense = [job(DENSE, "dense", 1.0, seed, a.dense_rate) for seed in seeds]
+    dense = [job(DENSE, "dense", 1.0, seed, a.dense_rate, REGULARIZATION) for seed in seeds]
     return list(dict.fromkeys(dense + jobs))
+
+
+def best_device() -> str:
+    """A GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run(a: argparse.Namespace) -> None:
     """Run all jobs; those that have a line already are skipped."""
-    device = a.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = a.device or best_device()
     if failed := run_all(make_jobs(a), a.data, a.work, a.out, device, a.processes):
         raise SystemExit(f"{failed} jobs failed")
 
@@ -70,6 +86,14 @@ def cache(a: argparse.Namespace) -> None:
     """Write the images of a data set as files that --data takes on a machine without the rest."""
     for split in ("train", "test"):
         cache_split(a.dataset, split, a.data, a.to)
+
+
+def lines_of(a: argparse.Namespace) -> list[Line]:
+    """The results of one network and data set, on the test set or on held-out images."""
+    dataset = a.dataset or DATASETS[a.network]
+    wanted = {"network": a.network, "dataset": dataset, "validate": a.held_out, "smoke": a.smoke}
+    lines = read_lines(a.out)
+    return [line for line in lines if all(line[name] == wanted[name] for name in wanted)]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -93,7 +117,7 @@ def arguments() -> argparse.ArgumentParser:
     sub.add_argument("--epochs", type=int, default=24)
     sub.add_argument("--dense-epochs", type=int, default=12)
     sub.add_argument("--steps", type=int, default=300, help="after the dense training, in cell 300")
-    sub.add_argument("--regularization", type=float, default=REGULARIZATION)
+    sub.add_argument("--regularization", type=float, help="of tp-reg")
     sub.add_argument("--round-to", type=int, default=1)
     sub.add_argument("--validate", action="store_true", help="test on held-out training images")
     sub.add_argument("--smoke", action="store_true", help="a few steps on a few images")
@@ -108,6 +132,25 @@ def arguments() -> argparse.ArgumentParser:
     sub.add_argument("to", type=Path)
     sub.add_argument("--data", type=Path)
     sub.set_defaults(do=cache)
+    sub = commands.add_parser("choose", help=choose.__doc__)
+    sub.add_argument("--out", type=Path, default=argparse.SUPPRESS)
+    sub.set_defaults(do=lambda a: choose(read_lines(a.out), a.out))
+    sub = commands.add_parser("latency", help=add_latencies.__doc__)
+    sub.add_argument("--device", choices=["cpu", "cuda"])
+    sub.add_argument("--threads", type=int, default=1)
+    sub.add_argument("--out", type=Path, default=argparse.SUPPRESS)
+    sub.set_defaults(do=lambda a: add_latencies(a.out, a.device or best_device(), a.threads))
+    for name, show in (("table", tables), ("details", details), ("plot", plot)):
+        sub = commands.add_parser(name, help=show.__doc__)
+        sub.add_argument("--network", choices=NETWORKS, default="resnet20")
+        sub.add_argument("--dataset")
+        sub.add_argument("--held-out", action="store_true")
+        sub.add_argument("--smoke", action="store_true")
+        sub.add_argument("--out", type=Path, default=argparse.SUPPRESS)
+        more = ["out"] if show is plot else []
+        sub.set_defaults(
+            do=lambda a, show=show, more=more: show(lines_of(a), *(getattr(a, m) for m in more))
+        )
     return parser
 
 

@@ -142,6 +142,7 @@ class Data:
     def batches(self, images: int, size: int = 128) -> Iterator[tuple[Tensor, Tensor]]:
         """The first training images with their labels, uncropped."""
         rows = slice(self.padding, self.padding + self.size)
-        for start in range(0, min(images, len(self)), size):
-            part = self.images[start : start + size, rows, rows].permute(0, 3, 1, 2)
-            yield self.normalise(part), self.labels[start : start + size]
+        images = min(images, len(self))
+        for start in range(0, images, size):
+            part = self.images[start : min(start + size, images), rows, rows].permute(0, 3, 1, 2)
+            yield self.normalise(part), self.labels[start : start + len(part)]

@@ -147,7 +147,7 @@ def macs(model: nn.Module, example: Tensor) -> int:
 def narrow(network: str, classes: int, fraction: float, example: Tensor) -> nn.Module:
     """All widths times one factor: the most multiply-adds not above a fraction of the dense."""
     builder, widths = NETWORKS[network]
-    make = partial(builder, classes)
+    make, example = partial(builder, classes), example.cpu()
     limit = fraction * macs(make(widths), example)
     # The factors at which a rounded width changes.
     factors = sorted({(k + 0.5) / width for width in widths for k in range(1, width)} | {0.0, 1.0})

@@ -4,7 +4,9 @@ import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -60,6 +62,7 @@ def run_all(
     jobs: list[Job], data: Path | None, work: Path, out: Path, device: str, processes: int
 ) -> int:
     """Run what is not done; returns how many failed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all below is undone
     work.mkdir(parents=True, exist_ok=True)
     waiting = without_done(jobs, out, work)
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs are done already", flush=True)
@@ -178,7 +181,12 @@ def _work(worker: int, tasks: Any, results: Any, folder: Path, work: Path, devic
     torch.set_num_threads(1)
     images: dict[tuple[Any, ...], Data] = {}
     while True:
-        job: Job = tasks.get()
+        try:
+            job: Job = tasks.get(timeout=5)
+        except queue.Empty:
+            if not multiprocessing.parent_process().is_alive():
+                return
+            continue
         try:
             which = job.dataset, job.validate, folder, torch.device(device), job.smoke
             if which not in images:

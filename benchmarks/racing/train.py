@@ -48,7 +48,8 @@ class NesterovSGD(torch.optim.SGD):
             if not params:
                 continue
             for p in params:
-                self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             velocity = [self.state[p]["momentum_buffer"] for p in params]
             change = torch._foreach_add(
                 [p.grad for p in params], params, alpha=group["weight_decay"]
