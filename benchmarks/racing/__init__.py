@@ -1,0 +1,1 @@
+"""The parts of the race: data, networks, training, methods, jobs, latency, tables."""

@@ -1,0 +1,180 @@
+"""One run of the race: a job, what it needs, and the line it leaves."""
+
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from benchmarks.racing.data import Data
+from benchmarks.racing.methods import CELLS, FROM_SCRATCH, METHODS, PEERS, WITHOUT_DENSE, Settings
+from benchmarks.racing.networks import build, sizes
+from benchmarks.racing.train import BATCH, error, train
+from hardconcrete.paper.records import environment
+
+DENSE = "dense"
+"""The cell of the trained models that others prune."""
+
+SMOKE_IMAGES = 32
+"""Images to prune with in a smoke test."""
+
+SMOKE_STEPS = 4
+"""Steps in place of an epoch in a smoke test."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line of the results.
+
+    Args:
+        network: its name.
+        dataset: likewise.
+        cell: one of ``CELLS``, or ``"dense"``.
+        method: one of ``METHODS``.
+        target: the fraction of the dense multiply-adds to keep.
+        seed: of everything that is drawn.
+        peak_lr: of the training that belongs to the method.
+        dense_lr: of the dense training before it.
+        epochs: in all.
+        dense_epochs: of them, those of the dense training.
+        steps: after the dense training, in the cell ``300``.
+        validate: tested on held-out training images.
+        smoke: a few steps on a few images.
+        round_to: widths are multiples of this.
+        regularization: strength of torch-pruning's sparse training.
+    """
+
+    network: str
+    dataset: str
+    cell: str
+    method: str
+    target: float
+    seed: int
+    peak_lr: float
+    dense_lr: float
+    epochs: int
+    dense_epochs: int
+    steps: int
+    validate: bool
+    smoke: bool
+    round_to: int
+    regularization: float
+
+    @property
+    def needs_dense(self) -> bool:
+        """Whether it waits for the trained model of its seed."""
+        return self.cell != DENSE and self.method not in WITHOUT_DENSE
+
+    def work(self, per_epoch: int = 390) -> int:
+        """Steps of training."""
+        per_epoch = SMOKE_STEPS if self.smoke else per_epoch
+        steps = min(self.steps, SMOKE_STEPS) if self.smoke else self.steps
+        before = self.dense_epochs * per_epoch
+        after = {
+            "none": 0,
+            "300": steps,
+            "half": self.epochs * per_epoch - before,
+            "scratch": self.epochs * per_epoch - before,
+            DENSE: 0,
+        }[self.cell]
+        return after + (before if self.cell == DENSE or self.method in FROM_SCRATCH else 0)
+
+    def name(self) -> str:
+        """Of the file of results."""
+        ending = "-held-out" if self.validate else ""
+        return f"{self.network}-{self.dataset}{ending}{'-smoke' if self.smoke else ''}"
+
+    def dense_file(self, work: Path) -> Path:
+        """Where the trained model is kept."""
+        how = f"{self.dense_epochs}-{self.dense_lr}-{self.seed}"
+        return work / f"dense-{self.name()}-{how}.pt"
+
+
+def run_job(job: Job, data: Data, work: Path) -> dict[str, Any]:
+    """Train, prune, test: the line of a job."""
+    start = time.perf_counter()
+    torch.manual_seed(job.seed)
+    per_epoch = len(data) // min(BATCH, len(data))
+    steps = job.work(per_epoch)
+    if job.cell == DENSE:
+        model, more = _train_dense(job, data, steps, work), dict[str, Any]()
+        more["error"] = error(model, data)
+    else:
+        model, more = _run_method(job, data, steps, work)
+    tested = "held-out training" if job.validate else "test"
+    dense = hc.count(build(job.network, data.classes), data.example().cpu())
+    small = hc.count(model, data.example())
+    return {
+        **asdict(job),
+        **more,
+        "macs": small.macs,
+        "macs_fraction": round(small.macs / dense.macs, 5),
+        "params": small.params,
+        "params_fraction": round(small.params / dense.params, 5),
+        "method_steps": steps,
+        "seconds": round(time.perf_counter() - start, 2),
+        "widths": sizes(model),
+        "latency": None,
+        "tested_on": f"{len(data.test_labels)} {tested} images",
+        **_environment(data.device),
+    }
+
+
+def _train_dense(job: Job, data: Data, steps: int, work: Path) -> nn.Module:
+    model = build(job.network, data.classes)
+    train(model, data, steps, job.dense_lr, seed=job.seed)
+    file = job.dense_file(work)
+    draft = file.with_suffix(".draft")
+    torch.save({"state": model.state_dict(), "error": error(model, data)}, draft)
+    draft.replace(file)
+    return model
+
+
+def _run_method(job: Job, data: Data, steps: int, work: Path) -> tuple[nn.Module, dict[str, Any]]:
+    dense = build(job.network, data.classes).to(data.device)
+    more: dict[str, Any] = {}
+    if job.needs_dense:
+        saved = torch.load(job.dense_file(work), map_location=data.device)
+        dense.load_state_dict(saved["state"])
+        more["dense_error"] = saved["error"]
+    settings = Settings(
+        job.network,
+        job.target,
+        steps,
+        job.peak_lr,
+        job.seed,
+        regularization=job.regularization,
+        round_to=job.round_to,
+        images=SMOKE_IMAGES if job.smoke else Settings.images,
+    )
+    outcome = METHODS[job.method](dense, data, settings)
+    more |= outcome.more
+    more["prune_seconds"] = round(outcome.prune_seconds, 2)
+    more["train_seconds"] = round(outcome.train_seconds, 2)
+    if steps:
+        more["error"] = error(outcome.model, data)
+    else:
+        both = more["error_as_pruned"], more["error_recalibrated"]
+        more["error"] = min(both) if job.method in PEERS else both[0]
+    return outcome.model, more
+
+
+@cache
+def _environment(device: torch.device) -> dict[str, Any]:
+    try:
+        peer = version("torch-pruning")
+    except PackageNotFoundError:  # it may lie on PYTHONPATH without its metadata
+        import torch_pruning
+
+        peer = getattr(torch_pruning, "__version__", None)
+    return {**environment(device), "torch_pruning": peer}
+
+
+def takes_part(cell: str, method: str) -> bool:
+    """Whether a method runs in a cell."""
+    return method in CELLS[cell]

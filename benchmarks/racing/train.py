@@ -1,0 +1,244 @@
+"""Training: SGD under a one-cycle rate; on a GPU every step is the replay of one CUDA graph."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.racing.data import Data
+from benchmarks.racing.networks import to_device
+
+BATCH = 128
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+RISE = 0.15
+"""Part of the training in which the rate goes up."""
+EAGER_STEPS = 3
+"""Steps before a capture: cuDNN and the optimiser make there what they keep."""
+TEST_BATCH = 1000
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""From the model, the images and the labels to a scalar."""
+
+
+def cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The plain loss."""
+    return F.cross_entropy(model(images), labels)
+
+
+def one_cycle(steps: int, peak: float) -> Tensor:
+    """The rate of every step: linear up to the peak, then linear down to nearly zero."""
+    top = max(1, round(RISE * steps))
+    up = torch.arange(1, top + 1) / top
+    down = torch.arange(steps - top, 0, -1) / (steps - top + 1)
+    return peak * torch.cat([up, down])[:steps].float()
+
+
+class NesterovSGD(torch.optim.SGD):
+    """SGD with Nesterov momentum whose rate is a tensor, so that a CUDA graph can change it."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # noqa: ARG002
+        """One update, as ``torch.optim.SGD(nesterov=True)`` does it."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            velocity = [self.state[p]["momentum_buffer"] for p in params]
+            change = torch._foreach_add(
+                [p.grad for p in params], params, alpha=group["weight_decay"]
+            )
+            torch._foreach_mul_(velocity, group["momentum"])
+            torch._foreach_add_(velocity, change)
+            torch._foreach_add_(change, velocity, alpha=group["momentum"])
+            torch._foreach_mul_(change, group["lr"].neg())
+            torch._foreach_add_(params, change)
+
+
+class Trainer:
+    """A training whose steps are taken one at a time or all at once.
+
+    Between two steps a method may change the model's values in place. If it changes its tensors,
+    it calls ``recapture``.
+
+    Args:
+        model: trained in place.
+        data: its images.
+        steps: in all.
+        peak_lr: the highest rate.
+        seed: of the order and the crops of the images.
+        weight_decay: of all parameters.
+        loss: from the model, images and labels to a scalar.
+        before_update: called between the gradients and the update, outside any CUDA graph.
+        after_step: called with the number of every step once it is done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        steps: int,
+        peak_lr: float,
+        *,
+        seed: int = 0,
+        weight_decay: float = WEIGHT_DECAY,
+        loss: Loss = cross_entropy,
+        before_update: Callable[[], None] | None = None,
+        after_step: Callable[[int], None] | None = None,
+    ) -> None:
+        self.data, self.steps, self.loss = data, steps, loss
+        self.device, self.weight_decay = data.device, weight_decay
+        self.before_update, self.after_step = before_update, after_step
+        self.on_gpu = self.device.type == "cuda"
+        self.crops = data.crops(steps, BATCH, seed)
+        self.rates = one_cycle(steps, peak_lr).to(self.device)
+        self.rate = torch.zeros((), device=self.device)
+        self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.done = 0
+        self.stream = torch.cuda.Stream() if self.on_gpu else None
+        self.model = to_device(model, self.device)
+        self.optimizer = self._optimizer(self.model)
+        self.recapture()
+
+    def _optimizer(self, model: nn.Module) -> NesterovSGD:
+        optimizer = NesterovSGD(
+            model.parameters(),
+            lr=0.1,
+            momentum=MOMENTUM,
+            weight_decay=self.weight_decay,
+            nesterov=True,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+        return optimizer
+
+    def recapture(self, model: nn.Module | None = None) -> None:
+        """After parameters were replaced: the next steps run eagerly, then a new graph.
+
+        Args:
+            model: trained from now on, with a new optimiser; by default the model stays, and so
+                does the optimiser's state, which must then fit the parameters.
+        """
+        if model is not None:
+            self.model = to_device(model, self.device)
+            self.optimizer = self._optimizer(self.model)
+        self.eager_left = EAGER_STEPS
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self, until: int | None = None) -> None:
+        """All steps that are left, or those before a number."""
+        self.model.train()
+        for step in range(self.done, self.steps if until is None else until):
+            self._step()
+            self.done = step + 1
+            if self.after_step:
+                self.after_step(step)
+
+    def _step(self) -> None:
+        if not self.on_gpu:
+            self._eager_step()
+        elif self.eager_left:
+            self.eager_left -= 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self._eager_step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+        else:
+            if not self.graphs:
+                self._capture()
+            self._replay()
+
+    def _eager_step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            self._gradients()
+        if self.before_update:
+            self.before_update()
+        self._update()
+
+    def _replay(self) -> None:
+        for number, graph in enumerate(self.graphs):
+            if number and self.before_update:
+                self.before_update()
+            graph.replay()
+
+    def _capture(self) -> None:
+        """One graph for the step, or two where something happens in between."""
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = [self._gradients, self._update]
+        if not self.before_update:
+            parts = [self._gradients_and_update]
+        torch.cuda.synchronize()
+        for part in parts:
+            graph = torch.cuda.CUDAGraph()
+            with (
+                torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
+                torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
+            ):
+                part()
+            self.graphs.append(graph)
+
+    def _gradients_and_update(self) -> None:
+        self._gradients()
+        self._update()
+
+    def _gradients(self) -> None:
+        images, labels = self.data.batch(self.crops, self.number)
+        with self._autocast():
+            loss = self.loss(self.model, images, labels)
+        loss.backward()
+        self.loss_sum += loss.detach()
+
+    def _update(self) -> None:
+        self.rate.copy_(self.rates.index_select(0, self.number)[0])
+        self.number += 1
+        self.optimizer.step()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self.on_gpu:
+            return nullcontext()
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+
+
+def train(
+    model: nn.Module,
+    data: Data,
+    steps: int,
+    peak_lr: float,
+    *,
+    seed: int = 0,
+    weight_decay: float = WEIGHT_DECAY,
+    before_update: Callable[[], None] | None = None,
+) -> float:
+    """Train a model in place; returns the seconds it took."""
+    start = time.perf_counter()
+    how = {"seed": seed, "weight_decay": weight_decay, "before_update": before_update}
+    trainer = Trainer(model, data, steps, peak_lr, **how)
+    trainer.run()
+    if trainer.on_gpu:
+        torch.cuda.synchronize()
+    trainer.graphs.clear()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def error(model: nn.Module, data: Data) -> float:
+    """Percentage of wrong answers on the images to test on, in full precision."""
+    was_training = model.training
+    model = to_device(model, data.device).eval()
+    wrong = torch.zeros((), dtype=torch.long, device=data.device)
+    pairs = zip(data.test_images.split(TEST_BATCH), data.test_labels.split(TEST_BATCH), strict=True)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for images, labels in pairs:
+            wrong += (model(data.normalise(images)).argmax(1) != labels).sum()
+    model.train(was_training)
+    return 100 * int(wrong) / len(data.test_labels)
