@@ -25,9 +25,10 @@ import torch
 from benchmarks.racing.data import cache_split
 from benchmarks.racing.jobs import DENSE, Job, takes_part
 from benchmarks.racing.latency import add_latencies
-from benchmarks.racing.methods import CELLS, METHODS, REGULARIZATION, TO_COME
+from benchmarks.racing.methods import CELLS, METHODS
 from benchmarks.racing.networks import NETWORKS
 from benchmarks.racing.run import Line, read_lines, run_all
+from benchmarks.racing.settings import REGULARIZATION
 from benchmarks.racing.tables import choose, details, plot, tables
 
 RATES = {"none": 0.0, "300": 0.05, "half": 0.1, "scratch": 0.2}
@@ -107,9 +108,7 @@ def arguments() -> argparse.ArgumentParser:
     sub.add_argument("--network", choices=NETWORKS, default="resnet20")
     sub.add_argument("--dataset", help="by default the one of the network")
     sub.add_argument("--cells", nargs="+", choices=CELLS, default=[*CELLS])
-    sub.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=[m for m in METHODS if m not in TO_COME]
-    )
+    sub.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     sub.add_argument("--targets", nargs="+", type=float, default=[0.7, 0.5, 0.25, 0.1])
     sub.add_argument("--seeds", nargs="+", type=int, default=[0])
     sub.add_argument("--rates", nargs="+", type=float, help="peak rates to try")

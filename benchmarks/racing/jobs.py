@@ -12,8 +12,9 @@ from torch import nn
 
 import hardconcrete as hc
 from benchmarks.racing.data import Data
-from benchmarks.racing.methods import CELLS, FROM_SCRATCH, METHODS, PEERS, WITHOUT_DENSE, Settings
+from benchmarks.racing.methods import CELLS, FROM_SCRATCH, METHODS, PEERS, WITHOUT_DENSE
 from benchmarks.racing.networks import build, sizes
+from benchmarks.racing.settings import Settings
 from benchmarks.racing.train import BATCH, error, train
 from hardconcrete.paper.records import environment
 

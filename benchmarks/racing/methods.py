@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,58 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
+from benchmarks.racing import budgets
 from benchmarks.racing.data import Data
 from benchmarks.racing.networks import build, macs, narrow, same_widths
+from benchmarks.racing.settings import IMAGES, Outcome, Settings
 from benchmarks.racing.train import error, train
-
-IMAGES = 2048
-"""Training images that a method may look at to prune, and those that re-estimate batch norms."""
 
 ITERATIVE_STEPS = 400
 """Cuts in which torch-pruning would remove everything; as in its own benchmark on CIFAR."""
-
-REGULARIZATION = 5e-4
-"""Strength of torch-pruning's sparse training; as in its own benchmark on CIFAR."""
-
-SPARSE_PART = 0.5
-"""Part of the steps after the dense training that are sparse training; half in its benchmark."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a method gets besides the model and the data.
-
-    Args:
-        network: its name.
-        target: the fraction of the dense multiply-adds to keep.
-        steps: of training that are left to the method; 0: it may only prune.
-        peak_lr: of these steps.
-        seed: of everything that is drawn.
-        regularization: strength of torch-pruning's sparse training.
-        sparse_part: of the steps, those that are sparse training.
-        round_to: widths are multiples of this.
-        images: training images that a method may look at to prune.
-    """
-
-    network: str
-    target: float
-    steps: int
-    peak_lr: float
-    seed: int
-    regularization: float = REGULARIZATION
-    sparse_part: float = SPARSE_PART
-    round_to: int = 1
-    images: int = IMAGES
-
-
-@dataclass
-class Outcome:
-    """The small network, with seconds of pruning and of training, and what else to record."""
-
-    model: nn.Module
-    prune_seconds: float = 0.0
-    train_seconds: float = 0.0
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 Method = Callable[[nn.Module, Data, Settings], Outcome]
@@ -95,11 +51,9 @@ def fine_tune(outcome: Outcome, data: Data, settings: Settings, steps: int) -> O
 
 def ours(dense: nn.Module, data: Data, settings: Settings) -> Outcome:
     """``hc.prune``, then ordinary training."""
-    from hardconcrete.pruning import prune
-
     start, batches = time.perf_counter(), list(data.batches(settings.images))
     more: dict[str, Any] = {"round_to": settings.round_to} if settings.round_to > 1 else {}
-    small = prune(
+    small = hc.prune(
         copy.deepcopy(dense).eval(),
         data.example(),
         batches,
@@ -109,13 +63,6 @@ def ours(dense: nn.Module, data: Data, settings: Settings) -> Outcome:
     )
     outcome = Outcome(small, time.perf_counter() - start)
     return fine_tune(outcome, data, settings, settings.steps)
-
-
-def _to_come(name: str) -> Method:
-    def method(dense: nn.Module, data: Data, settings: Settings) -> Outcome:  # noqa: ARG001
-        raise SystemExit(f"{name} is not in the race yet: it waits for hc.Budget(by=...)")
-
-    return method
 
 
 def from_scratch(model: nn.Module, data: Data, settings: Settings) -> Outcome:
@@ -251,9 +198,9 @@ def sparse_training(dense: nn.Module, data: Data, settings: Settings) -> Outcome
 
 METHODS: Mapping[str, Method] = {
     "ours": ours,
-    "ours-budget": _to_come("ours-budget"),
-    "ours-gates": _to_come("ours-gates"),
-    "ours-scratch": _to_come("ours-scratch"),
+    "ours-budget": budgets.on_trained,
+    "ours-gates": budgets.by_gates,
+    "ours-scratch": budgets.from_scratch,
     "tp-magnitude": _torch_pruning("GroupMagnitudeImportance"),
     "tp-taylor": _torch_pruning("GroupTaylorImportance"),
     "tp-magnitude-local": _torch_pruning("GroupMagnitudeImportance", global_pruning=False),
@@ -267,8 +214,6 @@ METHODS: Mapping[str, Method] = {
 
 PEERS = tuple(name for name in METHODS if name.startswith("tp-") or name == "random")
 """Methods of torch-pruning; of their errors without training the better one counts."""
-
-TO_COME = ("ours-budget", "ours-gates", "ours-scratch")
 
 FROM_SCRATCH = ("ours-scratch", "narrow", "same-widths", "dense")
 """Methods that get the steps of the dense training, too."""

@@ -179,6 +179,8 @@ class Workers:
 
 def _work(worker: int, tasks: Any, results: Any, folder: Path, work: Path, device: str) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":  # everything on one stream, which can be captured
+        torch.cuda.set_stream(torch.cuda.Stream())
     images: dict[tuple[Any, ...], Data] = {}
     while True:
         try:

@@ -77,6 +77,7 @@ class Trainer:
         loss: from the model, images and labels to a scalar.
         before_update: called between the gradients and the update, outside any CUDA graph.
         after_step: called with the number of every step once it is done.
+        parameters: those that the optimizer moves; all of them by default.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Trainer:
         loss: Loss = cross_entropy,
         before_update: Callable[[], None] | None = None,
         after_step: Callable[[int], None] | None = None,
+        parameters: list[nn.Parameter] | None = None,
     ) -> None:
         self.data, self.steps, self.loss = data, steps, loss
         self.device, self.weight_decay = data.device, weight_decay
@@ -102,14 +104,14 @@ class Trainer:
         self.number = torch.zeros(1, dtype=torch.long, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.done = 0
-        self.stream = torch.cuda.Stream() if self.on_gpu else None
+        self.stream = _side_stream() if self.on_gpu else None
         self.model = to_device(model, self.device)
-        self.optimizer = self._optimizer(self.model)
+        self.optimizer = self._optimizer(parameters or list(self.model.parameters()))
         self.recapture()
 
-    def _optimizer(self, model: nn.Module) -> NesterovSGD:
+    def _optimizer(self, parameters: list[nn.Parameter]) -> NesterovSGD:
         optimizer = NesterovSGD(
-            model.parameters(),
+            parameters,
             lr=0.1,
             momentum=MOMENTUM,
             weight_decay=self.weight_decay,
@@ -128,7 +130,7 @@ class Trainer:
         """
         if model is not None:
             self.model = to_device(model, self.device)
-            self.optimizer = self._optimizer(self.model)
+            self.optimizer = self._optimizer(list(self.model.parameters()))
         self.eager_left = EAGER_STEPS
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.optimizer.zero_grad(set_to_none=True)
@@ -141,6 +143,13 @@ class Trainer:
             self.done = step + 1
             if self.after_step:
                 self.after_step(step)
+
+    def finish(self) -> None:
+        """Wait for the device, and give the memory of graphs and gradients back."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        self.graphs.clear()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self) -> None:
         if not self.on_gpu:
@@ -208,6 +217,12 @@ class Trainer:
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
 
+def _side_stream() -> torch.cuda.Stream:
+    """Not the default one, which cannot be captured."""
+    current = torch.cuda.current_stream()
+    return torch.cuda.Stream() if current == torch.cuda.default_stream() else current
+
+
 def train(
     model: nn.Module,
     data: Data,
@@ -223,10 +238,7 @@ def train(
     how = {"seed": seed, "weight_decay": weight_decay, "before_update": before_update}
     trainer = Trainer(model, data, steps, peak_lr, **how)
     trainer.run()
-    if trainer.on_gpu:
-        torch.cuda.synchronize()
-    trainer.graphs.clear()
-    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.finish()
     return time.perf_counter() - start
 
 

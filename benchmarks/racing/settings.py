@@ -1,0 +1,52 @@
+"""What a method of the race gets, and what it gives back."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+IMAGES = 2048
+"""Training images that a method may look at to prune, and those that re-estimate batch norms."""
+
+REGULARIZATION = 5e-4
+"""Strength of torch-pruning's sparse training; as in its own benchmark on CIFAR."""
+
+SPARSE_PART = 0.5
+"""Part of the steps after the dense training that are sparse training; half in its benchmark."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a method gets besides the model and the data.
+
+    Args:
+        network: its name.
+        target: the fraction of the dense multiply-adds to keep.
+        steps: of training that are left to the method; 0: it may only prune.
+        peak_lr: of these steps.
+        seed: of everything that is drawn.
+        regularization: strength of torch-pruning's sparse training.
+        sparse_part: of the steps, those that are sparse training.
+        round_to: widths are multiples of this.
+        images: training images that a method may look at to prune.
+    """
+
+    network: str
+    target: float
+    steps: int
+    peak_lr: float
+    seed: int
+    regularization: float = REGULARIZATION
+    sparse_part: float = SPARSE_PART
+    round_to: int = 1
+    images: int = IMAGES
+
+
+@dataclass
+class Outcome:
+    """The small network, with seconds of pruning and of training, and what else to record."""
+
+    model: nn.Module
+    prune_seconds: float = 0.0
+    train_seconds: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)
