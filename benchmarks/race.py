@@ -25,7 +25,7 @@ import torch
 from benchmarks.racing.data import cache_split
 from benchmarks.racing.jobs import DENSE, Job, takes_part
 from benchmarks.racing.latency import add_latencies
-from benchmarks.racing.methods import CELLS, METHODS
+from benchmarks.racing.methods import CELLS, FROM_SCRATCH, METHODS
 from benchmarks.racing.networks import NETWORKS
 from benchmarks.racing.run import Line, read_lines, run_all
 from benchmarks.racing.settings import REGULARIZATION
@@ -59,7 +59,8 @@ def make_jobs(a: argparse.Namespace) -> list[Job]:
         if not takes_part(cell, method):
             continue
         best = chosen.get(a.network, {}).get(cell, {}).get(method, {})
-        rates = a.rates or [best.get("peak_lr", RATES[cell])]
+        usual = RATES["scratch" if method in FROM_SCRATCH else cell]
+        rates = a.rates or [best.get("peak_lr", usual)]
         rates = [0.0] if cell == "none" else rates
         strength = a.regularization or best.get("regularization", REGULARIZATION)
         targets = [t for t in a.targets if cell == "none" or t != ONLY_WITHOUT_TRAINING]

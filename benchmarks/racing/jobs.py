@@ -3,7 +3,6 @@
 import time
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +167,11 @@ def _run_method(job: Job, data: Data, steps: int, work: Path) -> tuple[nn.Module
 @cache
 def _environment(device: torch.device) -> dict[str, Any]:
     try:
-        peer = version("torch-pruning")
-    except PackageNotFoundError:  # it may lie on PYTHONPATH without its metadata
         import torch_pruning
 
-        peer = getattr(torch_pruning, "__version__", None)
+        peer = getattr(torch_pruning, "__version__", "unknown")
+    except ImportError:  # only some methods need it
+        peer = None
     return {**environment(device), "torch_pruning": peer}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.racing.jobs import DENSE
 from benchmarks.racing.methods import CELLS, METHODS
 from benchmarks.racing.run import Line
-from hardconcrete.report.plots import COLOURS, save
+from hardconcrete.report.plots import BLUE, GREEN, ORANGE, PURPLE, VERMILION, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,21 @@ TITLES = {
     "half": "half dense, half small",
     "scratch": "from scratch",
 }
-MARKERS = "osD^vPX*<>hd"
+STYLES: dict[str, tuple[str, str, str]] = {
+    "ours": (BLUE, "o", "-"),
+    "ours-budget": (GREEN, "s", "-"),
+    "ours-gates": (PURPLE, "D", "-"),
+    "ours-scratch": (BLUE, "*", "-"),
+    "tp-magnitude": (VERMILION, "^", "--"),
+    "tp-taylor": (VERMILION, "v", "--"),
+    "tp-magnitude-local": (ORANGE, "^", ":"),
+    "tp-taylor-local": (ORANGE, "v", ":"),
+    "tp-reg": (VERMILION, "P", "--"),
+    "random": ("grey", "x", ":"),
+    "narrow": ("black", "<", "--"),
+    "same-widths": ("black", ">", ":"),
+}
+"""Colour, marker and line of each method."""
 
 
 def choose(lines: Iterable[Line], out: Path) -> None:
@@ -149,8 +163,8 @@ def plot(lines: list[Line], out: Path) -> None:
 
 
 def _draw_method(ax: Any, method: str, row: dict[float, list[Line]]) -> None:
-    number = list(METHODS).index(method)
-    style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    colour, marker, line = STYLES[method]
+    style = {"color": colour, "marker": marker}
     points = sorted(
         (
             statistics.mean(line["macs_fraction"] for line in runs),
@@ -158,7 +172,6 @@ def _draw_method(ax: Any, method: str, row: dict[float, list[Line]]) -> None:
         )
         for runs in row.values()
     )
-    line = "-" if method.startswith("ours") else "--"
     ax.plot(*zip(*points, strict=True), line, label=method, markersize=5, **style)
     single = [(x["macs_fraction"], x["error"]) for runs in row.values() for x in runs]
     ax.scatter(*zip(*single, strict=True), s=6, alpha=0.5, **style)
