@@ -1,6 +1,7 @@
 import copy
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError, HardConcreteWarning
 from hardconcrete.objective import ImportanceBudget, LearnedBudget
+from tests.objective import workers
+from tests.processes import in_processes
 
 STEPS = 60
 
@@ -285,3 +288,13 @@ def test_compiled_training_measures_the_same() -> None:
             budget.step()
     assert shape_of(plain) == shape_of(other)
     torch.testing.assert_close(compiled(batch(0)), plain(batch(0)))
+
+
+@pytest.mark.early
+def test_processes_that_share_a_model_choose_the_same_units(tmp_path: Path) -> None:
+    """Each sees other data; training goes on after the units are fixed."""
+    in_processes(2, workers.distributed_budget, tmp_path)
+    (first, delivered), (second, _) = (torch.load(tmp_path / f"rank{k}.pt") for k in range(2))
+    assert torch.equal(first, second)
+    assert set(first.tolist()) == {0.0, 1.0}
+    assert delivered["macs"] <= 0.5

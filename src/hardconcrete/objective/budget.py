@@ -9,7 +9,13 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.objective.constraint import Limit, constraints, delivered, expected
+from hardconcrete.objective.constraint import (
+    Constraint,
+    Limit,
+    constraints,
+    delivered,
+    expected,
+)
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
@@ -58,6 +64,11 @@ class Budget:
         Linear(in_features=8, out_features=20, bias=True)
     """
 
+    gated: GatedModel
+    steps: int | None
+    round_to: int
+    constraints: tuple[Constraint, ...]
+    _limits: Tensor
     _kinds: ClassVar[dict[str, type["Budget"]]] = {}
 
     def __init_subclass__(cls, by: str) -> None:
@@ -69,7 +80,8 @@ class Budget:
             return super().__new__(cls)
         if by not in Budget._kinds:
             raise ArgumentError(f"by={by!r} is not known; use 'importance' or 'gates'")
-        return super().__new__(Budget._kinds[by])  # type: ignore[type-var]
+        kind: Any = Budget._kinds[by]
+        return super().__new__(kind)  # type: ignore[no-any-return]
 
     def __init__(
         self,

@@ -109,6 +109,8 @@ def check_run(
     if isinstance(penalty, ImportanceBudget):
         _check_length(penalty, steps)
         return ()
+    if not isinstance(penalty, L0Penalty | LearnedBudget):
+        raise ArgumentError(f"check_run does not know a {type(penalty).__name__}")
     bank = penalty.gated.gates
     factor = schedule or (lambda _: 1.0)
     motion = Motion.of(optimizer, bank.log_alpha)
@@ -121,7 +123,7 @@ def check_run(
             f"this run cannot prune: the readout {bank.rule!r} shuts no gate, however small its "
             "log_alpha; attach the gates with readout='paper' or 'median'"
         )
-    if isinstance(penalty, LearnedBudget):
+    if not isinstance(penalty, L0Penalty):
         return _check_budget(penalty, motion, steps, factor, edge)
     trial = Trial(penalty)
     reaches = _reaches(penalty.gated, travel(trial, motion, steps, factor), edge)
@@ -136,8 +138,8 @@ def _check_length(budget: ImportanceBudget, steps: int) -> None:
     """A budget by importance needs no learning rate, only the right length."""
     if not budget.settled and budget.steps_to_settle >= steps:
         _warn(
-            f"this run cannot meet its budget: the units are fixed after {budget.steps_to_settle:,} "
-            f"more steps, and there are {steps:,}. Give the budget the length of the training: "
+            "this run cannot meet its budget: the units are fixed after "
+            f"{budget.steps_to_settle:,} more steps, and there are {steps:,}. Give the budget the length of the training: "
             f"hc.Budget(..., steps={max(10, steps)})",
             stacklevel=4,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hardconcrete.cost.expected import Ledger
@@ -48,8 +49,8 @@ class ImportanceBudget(Budget, by="importance"):
     3. *Train what is left*: the rest is ordinary training, without noise and without any change of
        the structure. ``shrink(gated, optimizer)`` takes the shut units out, and a step gets faster.
 
-    All gates are 0 or 1. The budget writes ``gated.gates.log_alpha`` itself, so it needs no learning
-    rate, and adds nothing to the loss.
+    All gates are 0 or 1. The budget writes ``gated.gates.log_alpha`` itself. It needs no learning
+    rate and adds nothing to the loss.
 
     Of several limits, the one that is exceeded most decides.
     """
@@ -83,19 +84,18 @@ class ImportanceBudget(Budget, by="importance"):
     def step(self) -> None:
         """Measure, and remove units when it is time for it; after the optimizer's step."""
         log_alpha = self.gated.gates.log_alpha
-        if self._settled:
-            self._step += 1
-            return
-        if log_alpha.grad is None:
+        if log_alpha.grad is None and not self._settled:
             raise GateError(
                 "budget.step() needs the gradients of this step: call the GatedModel in training "
                 "mode, loss.backward(), optimizer.step(), budget.step(), and zero_grad() after that"
             )
         self._step += 1
+        log_alpha.sign_().mul_(OPEN)  # whatever an optimizer did to the gates is undone
+        if self._settled or log_alpha.grad is None:
+            return
         self._keep_up()
         self._running.add(log_alpha.grad)
         log_alpha.grad.zero_()
-        log_alpha.sign_().mul_(OPEN)  # whatever an optimizer did to the gates is undone
         if self._step >= self._first and (self._step - self._first) % self._every == 0:
             self._write(self._cut(self._open()))
         if self._step >= self._last:
@@ -162,7 +162,9 @@ class ImportanceBudget(Budget, by="importance"):
         self._running.total.copy_(state["total"])
         self._running.weight.copy_(state["weight"])
         self._settled = bool(state["settled"])
-        self.gated.freeze_gates(self._settled)
+        self.gated.freeze_gates(False)
+        if self._settled:
+            self._freeze()
 
     def _cut(self, is_open: Tensor) -> Tensor:
         """Shut units until the target of this step is met."""
@@ -197,10 +199,19 @@ class ImportanceBudget(Budget, by="importance"):
         return torch.stack([c.delivered(self.gated, gates, costs) for c in self.constraints])
 
     def _settle(self) -> None:
-        """Fix the structure; from now on the gates are constants."""
+        """Fix the structure."""
         self._write(self._chosen(self._open(), 1.0))
         self._settled = True
-        self.gated.freeze_gates()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """From now on the gates are constants.
+
+        Not where processes share a model: ``DistributedDataParallel`` waits for the gradient of
+        every parameter that it was wrapped with. There the gates keep their values all the same.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            self.gated.freeze_gates()
 
     def _write(self, is_open: Tensor) -> None:
         with torch.no_grad():

@@ -214,8 +214,9 @@ def learner(experiment: Experiment, seed: int, examples: int, device: torch.devi
     if experiment.method == "l0" or recipe.weight_decay:
         penalties.append(hc.L0Penalty(gated, lam, weight_decay=recipe.weight_decay))
     if experiment.method == "budget":
+        limits: Any = experiment.limits
         steps = max(3, experiment.epochs * (examples // recipe.batch_size))
-        penalties.append(hc.Budget(gated, steps=steps, **experiment.limits, by="gates"))
+        penalties.append(hc.Budget(gated, steps=steps, by="gates", **limits))
         recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 

@@ -1,0 +1,47 @@
+"""What child processes run; they import this module by its name."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hardconcrete as hc
+
+STEPS = 30
+
+
+def make_budget() -> hc.Budget:
+    """The same network with the same budget in every process."""
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 8))
+    return hc.Budget(gated, macs=0.5, steps=STEPS)
+
+
+def distributed_budget(rank: int, folder: Path) -> None:
+    """Data parallel training on one of two processes; answers with the open gates."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    budget = make_budget()
+    gated = budget.gated
+    parallel = DistributedDataParallel(gated)
+    optimizer = torch.optim.SGD(gated.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(STEPS):
+        x = torch.randn(16, 8, generator=generator)
+        optimizer.zero_grad()
+        ((parallel(x) - x[:, :2].abs()).square().mean() + budget()).backward()
+        optimizer.step()
+        budget.step()
+    torch.save((gated.gates.readout().detach(), budget.delivered()), folder / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
