@@ -19,7 +19,8 @@ from hardconcrete.importance.readers import Parameters, read_contraction
 COMPOSITES = (F.multi_head_attention_forward,)
 """Functions written in Python, with contractions inside."""
 
-NORM, SUM = "batch norm", "sum"
+NORM, SUM = "-> batch norm", "-> sum"
+"""Readers that a step may end in; no function has such a name."""
 
 
 class CallMode(TorchFunctionMode):
@@ -171,6 +172,8 @@ class Recorder(CallMode):
             same_shape = isinstance(output, Tensor) and output.shape == tensor.shape
             if same_shape and shortcut_of(args, kwargs, tensor) is not None:
                 reader = SUM
+                if output is tensor:  # added in place: from here on it is the sum
+                    del self._results[tensor]
         call.readers[is_normed].append(reader)
 
     def _mean(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor) -> str | None:
