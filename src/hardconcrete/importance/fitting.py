@@ -17,7 +17,7 @@ MIN_ROWS = 32_768
 ROWS_PER_COLUMN = 8
 """Rows for each unknown of an output, above that."""
 
-MAX_CHUNK_ENTRIES = 2**24
+MAX_CHUNK_ENTRIES = 2**22
 """Entries of rows that are in memory at a time."""
 
 MAX_COLUMNS = 16_384

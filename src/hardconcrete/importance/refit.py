@@ -78,8 +78,8 @@ def refit(
 
     Every batch passes through each model once, all side by side, so a forward must not keep its own
     state in the model. In memory are, at a time: for each batch what both models keep alive between
-    two layers, one Gram matrix in float64, and 2^24 entries of rows. At most 64 batches are used:
-    choose batches of 32 examples or more.
+    two layers, a few Gram matrices in float64, and chunks of 2^22 entries of rows. At most 64
+    batches are used, in two threads each: choose batches of 32 examples or more.
 
     Args:
         small: the model to change.

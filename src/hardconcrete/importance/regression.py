@@ -79,42 +79,52 @@ class Sums:
         ]
 
     def solve(self, before: Tensor, may_change: Tensor, ridge: float) -> Solution:
-        """The weights that are nearest to the targets, held where they were.
+        """The weights that are nearest to the targets, held where they were; uses up the sums.
 
         Args:
             before: the weights until now, [group, out, in].
             may_change: of the same shape; elsewhere weights are zero and stay so.
             ridge: how strongly they are held, as a part of the mean square of the inputs.
         """
-        x, y, xx, xy, yy = (total / self.rows for total in self.sums)
+        x, y, xx, xy, yy = (total.div_(self.rows) for total in self.sums)
         if self.intercept:
-            xx = xx - x[:, :, None] * x[:, None, :]
-            xy = xy - x[:, :, None] * y[:, None, :]
-            yy = yy - y.square()
-        new = _solve(xx, xy, before.mT.to(xx), may_change.to(xx.device), ridge)
-        missing = yy.sum() - 2 * (new * xy).sum() + (new * (xx @ new)).sum()
+            xx.baddbmm_(x[:, :, None], x[:, None], alpha=-1)
+            xy.baddbmm_(x[:, :, None], y[:, None], alpha=-1)
+            yy -= y.square()
+        new, explained = _solve(xx, xy, before.mT, may_change.to(xx.device), ridge)
         shift = torch.zeros_like(y)
         if self.intercept:
             x, y = x + self.x_origin[:, 0].to(x), y + self.y_origin[:, 0].to(y)
             shift = y - (x[:, None] @ new)[:, 0]
-        part = float(missing.clamp(min=0) / yy.sum().clamp(min=LEAST_HOLD))
-        return Solution(new.mT.to(before.device), shift.to(before.device), part)
+        variance = yy.sum().clamp(min=LEAST_HOLD)
+        missing = ((yy.sum() - explained) / variance).clamp(min=0)
+        return Solution(new.mT.to(before.device), shift.to(before.device), float(missing))
 
 
-def _solve(xx: Tensor, xy: Tensor, before: Tensor, may_change: Tensor, ridge: float) -> Tensor:
-    """W = (A + r I)^-1 (X^T Y + r W_0), once for each set of inputs that some output reads."""
-    new = torch.zeros_like(before)
-    for group, output, inputs in _supports(may_change):
-        a = xx[group][:, inputs][:, :, inputs]
-        hold = ridge * a.diagonal(dim1=1, dim2=2).mean(1).clamp(min=LEAST_HOLD)
-        a.diagonal(dim1=1, dim2=2).add_(hold[:, None])
-        right = xy[group][:, inputs] + hold[:, None, None] * before[group][:, inputs]
-        solved = new[group].clone()
+def _solve(
+    xx: Tensor, xy: Tensor, before: Tensor, may_change: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """W = (A + r I)^-1 (X^T Y + r W_0), once for each set of inputs that some output reads.
+
+    Returns:
+        W, and the sum over outputs of 2 W^T X^T Y - W^T A W, which it explains of Y^2: as A W is
+        X^T Y + r (W_0 - W), it is W^T (X^T Y - r (W_0 - W)).
+    """
+    new, explained = torch.zeros_like(xy), xy.new_zeros(())
+    for group, reads, inputs in _supports(may_change):
+        place = group[:, None], inputs
+        a, right, old = xx[group[:, None, None], inputs[:, None], inputs], xy[place], before[place]
+        old = old.to(a)
+        hold = ridge * a.diagonal(dim1=1, dim2=2).mean(1).clamp(min=LEAST_HOLD)[:, None, None]
+        a.diagonal(dim1=1, dim2=2).add_(hold[:, 0])
         factor, failed = torch.linalg.cholesky_ex(a)
-        solved[:, inputs] = torch.cholesky_solve(right, factor)
+        del a
+        solved = torch.cholesky_solve(right + hold * old, factor)
         solved[failed > 0] = torch.nan
-        new[group] = torch.where(output[:, None], solved, new[group])
-    return new
+        gain = solved * (right - hold * (old - solved))
+        explained += gain.masked_fill(~reads[:, None], 0).sum()
+        new[place] += solved.masked_fill_(~reads[:, None], 0)
+    return new, explained
 
 
 def _supports(may_change: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
