@@ -10,12 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.importance import refit as module
 from hardconcrete.importance.refit import Refit, refit
 from tests.importance.networks import KINDS, Kind, Residual, call, varied
+from tests.zoo import ZOO
+from tests.zoo.entry import Entry
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -141,6 +144,23 @@ def test_a_channel_that_a_norm_erases_keeps_its_weights() -> None:
     assert torch.equal(small.branch.weight[0], dense.branch.weight[0])
     assert not torch.equal(small.branch.weight[1], dense.branch.weight[1])
     assert all(p.isfinite().all() for p in small.parameters())
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=lambda entry: entry.name)
+def test_a_model_re_fitted_to_itself_stays_what_it_is(entry: Entry) -> None:
+    dense = entry.build().double().eval()
+    args, kwargs = tree_map(doubled, entry.inputs(4))
+    small = copy.deepcopy(dense)
+    refit(small, dense, [(args, kwargs)] * 2, lambda m, batch: m(*batch[0], **batch[1]))
+    with torch.no_grad():
+        pairs = (tree_leaves(model(*args, **kwargs)) for model in (small, dense))
+        for new, old in zip(*pairs, strict=True):
+            assert torch.allclose(new, old, rtol=1e-6, atol=1e-6)
+
+
+def doubled(leaf: object) -> object:
+    is_floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+    return leaf.double() if is_floating else leaf  # type: ignore[attr-defined]
 
 
 def pruned(dense: nn.Module, *names: str) -> nn.Module:

@@ -91,7 +91,7 @@ class Sums:
             xx.baddbmm_(x[:, :, None], x[:, None], alpha=-1)
             xy.baddbmm_(x[:, :, None], y[:, None], alpha=-1)
             yy -= y.square()
-        new, explained = _solve(xx, xy, before.mT, may_change.to(xx.device), ridge)
+        new, explained = _solve(xx, xy, before.mT.to(xx.device), may_change.to(xx.device), ridge)
         shift = torch.zeros_like(y)
         if self.intercept:
             x, y = x + self.x_origin[:, 0].to(x), y + self.y_origin[:, 0].to(y)
