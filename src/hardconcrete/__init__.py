@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         parameter_groups,
         remove_gates,
     )
+    from hardconcrete.importance import Importance, importance
     from hardconcrete.objective import (
         Budget,
         L0Penalty,
@@ -43,6 +44,7 @@ __all__ = [
     "HardConcrete",
     "HardConcreteError",
     "HardConcreteWarning",
+    "Importance",
     "L0Penalty",
     "LatencyTable",
     "Rectified",
@@ -56,6 +58,7 @@ __all__ = [
     "compact",
     "count",
     "find_groups",
+    "importance",
     "lam_per_weight",
     "load",
     "measure",
@@ -80,6 +83,7 @@ _HOME = {
         "parameter_groups",
         "remove_gates",
     ),
+    "importance": ("Importance",),
     "objective": (
         "Budget",
         "L0Penalty",
@@ -95,6 +99,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "importance":  # a package that can be called
+        return import_module("hardconcrete.importance")
     for folder, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"hardconcrete.{folder}"), name)

@@ -1,5 +1,6 @@
 """The user's batches: kept in memory, up to a number of examples."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,8 +14,10 @@ Loss = Callable[[nn.Module, Any], Tensor]
 """Calls the model on a batch and returns a scalar: ``lambda model, batch: model(**batch).loss``."""
 
 
-def keep_batches(batches: Iterable[Any], examples: int) -> list[Any]:
-    """The first batches, until they hold so many examples.
+def keep_batches(
+    batches: Iterable[Any], examples: int | None = None, *, batches_at_most: int | None = None
+) -> list[Any]:
+    """The first batches, until they hold so many examples, or are so many.
 
     Example:
         >>> import torch
@@ -28,11 +31,12 @@ def keep_batches(batches: Iterable[Any], examples: int) -> list[Any]:
         )
     if isinstance(batches, Tensor):
         raise ArgumentError("batches is one tensor; it takes several batches: [batch, ...]")
-    kept, seen = [], 0
-    for batch in batches:
+    kept: list[Any] = []
+    seen = 0
+    for batch in itertools.islice(batches, batches_at_most):
         kept.append(batch)
         seen += batch_size(batch)
-        if seen >= examples:
+        if examples is not None and seen >= examples:
             break
     if not kept:
         raise ArgumentError("batches is empty; at least one batch is needed")
@@ -47,18 +51,23 @@ def batch_size(batch: Any) -> int:
         >>> batch_size({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4)})
         4
     """
-    leaves = (leaf for leaf in tree_leaves(_as_tree(batch)) if isinstance(leaf, Tensor))
+    tree = dict(batch) if hasattr(batch, "keys") else batch  # pytrees know no BatchEncoding
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
     first = next((leaf for leaf in leaves if leaf.dim()), None)
     return 1 if first is None else len(first)
 
 
-def _as_tree(batch: Any) -> Any:
-    """A ``BatchEncoding`` is a mapping that pytrees do not know."""
-    return dict(batch) if hasattr(batch, "keys") else batch
-
-
 def check_loss(value: object) -> Tensor:
-    """What ``loss(model, batch)`` returned, if it can be differentiated."""
+    """What ``loss(model, batch)`` returned, if it can be differentiated.
+
+    Example:
+        >>> import torch
+        >>> try:
+        ...     check_loss(torch.ones(3))
+        ... except ArgumentError as error:
+        ...     print(error)
+        loss(model, batch) must return a scalar tensor, and returned [3]
+    """
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(f"loss(model, batch) must return a scalar tensor, and returned {shape}")

@@ -1,40 +1,35 @@
-"""Re-fitting: after units went, the weights that are left reproduce what the dense model computes.
+"""Re-fitting: after units went, the weights that remain reproduce what the dense model computes.
 
 Layer by layer, in the order of the forward pass: with the inputs X that the small model makes now,
 and the results Y that the dense model had there, the new weights solve a ridge regression,
 
     W = (A + r I)^-1 (X^T Y + r W_0),    A = X^T X,    r = RIDGE times the mean of A's diagonal.
 
-No labels are needed, and no gradient. All batches walk through both models side by side, one layer
-at a time, so each model runs once.
+Where the results are added to a shortcut at once, Y is the dense model's sum less the small
+model's shortcut: so what the shortcut misses is made up for (He et al., 2017, multi-branch
+enhancement). No labels are needed, and no gradient.
 """
 
-import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from queue import SimpleQueue
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from hardconcrete.errors import CompactionError
-from hardconcrete.importance.batches import Loss
-from hardconcrete.importance.contractions import Contraction, read_contraction
-from hardconcrete.structure.undisturbed import in_mode, no_fast_path
+from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.importance.batches import Loss, keep_batches
+from hardconcrete.importance.fitting import Unfit, fit_weight
+from hardconcrete.importance.recording import Recorder, Recording, Step
+from hardconcrete.importance.walks import Stop, Walk, walking
+from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
 
 RIDGE = 1e-2
 """How strongly weights are held where they were, as a part of the mean square of the inputs."""
 
-MIN_ROWS = 32_768
-"""Rows that a regression gets at least, where there are so many."""
-
-ROWS_PER_COLUMN = 8
-"""Rows for each unknown of an output, above that."""
+MAX_BATCHES = 64
+"""Batches that pass through the models side by side; each needs two threads."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,28 @@ class Refit:
     """Which weights were re-fitted, and which were not, with the reason.
 
     Args:
-        fitted: for every parameter the part of its output's variance that the dense model's
-            activations still miss, after re-fitting.
-        skipped: for every other parameter of a contraction that was seen, why.
+        fitted: for every parameter the part of its targets' variance that is still missed.
+        skipped: every other parameter that a contraction reads, and why; and parameters with
+            zeros that the dense model does not have and that no known contraction reads.
+
+    Example:
+        >>> print(Refit({"conv1.weight": 0.02}, {"mix": "it is read by einsum"}))
+        re-fitted 1 weight; of the dense model's activations 2.0% is missed (conv1.weight: most)
+        not re-fitted: mix (it is read by einsum)
     """
 
     fitted: Mapping[str, float] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        many = "s" * (len(self.fitted) != 1)
+        lines = [f"re-fitted {len(self.fitted)} weight{many}"]
+        if self.fitted:
+            mean = sum(self.fitted.values()) / len(self.fitted)
+            worst = max(self.fitted, key=self.fitted.__getitem__)
+            lines[0] += f"; of the dense model's activations {mean:.1%} is missed ({worst}: most)"
+        lines += [f"not re-fitted: {name} ({reason})" for name, reason in self.skipped.items()]
+        return "\n".join(lines)
 
 
 def refit(
@@ -58,249 +68,123 @@ def refit(
     loss: Loss,
     *,
     ridge: float = RIDGE,
+    compensate: bool = True,
 ) -> Refit:
     """Give the weights of ``small``, in place, the values that imitate ``dense`` best.
 
-    Both are modules of the same class and sizes, without gates. Weights of zero that read a unit,
-    all of them, mean that it is gone: they stay zero.
+    Both are modules of the same class and sizes, without gates. A weight that is zero stays zero:
+    so a unit whose readers are zero stays shut. Biases, and the means of batch norms that follow at
+    once, are fitted too; all else stays as it is.
+
+    Every batch passes through each model once, all side by side, so a forward must not keep its own
+    state in the model. In memory are, at a time: for each batch what both models keep alive between
+    two layers, a few Gram matrices in float64, and chunks of 2^22 entries of rows. At most 64
+    batches are used, in two threads each: choose batches of 32 examples or more.
 
     Args:
-        small: the model to change; shut units are zeros in whatever reads them.
+        small: the model to change.
         dense: the model to imitate, which stays as it is.
         batches: seen by both; labels are not used.
-        loss: calls the model it is given.
+        loss: calls the model it is given; what it returns is not used.
         ridge: see ``RIDGE``.
+        compensate: fit sums with a shortcut, not the branch alone.
+
+    Example:
+        >>> import copy
+        >>> dense = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        >>> small = copy.deepcopy(dense)
+        >>> _ = small[1].weight.data[:, 0].zero_()  # the first unit went
+        >>> batches = torch.randn(8, 32, 4)
+        >>> before = (small(batches) - dense(batches)).square().mean()
+        >>> result = refit(small, dense, batches.unbind(), lambda model, x: model(x))
+        >>> bool((small(batches) - dense(batches)).square().mean() < before)
+        True
     """
-    kept = list(batches)
-    fitted: dict[str, float] = {}
-    with in_mode(small, training=False), in_mode(dense, training=False), no_fast_path():
-        order = _calls(dense, kept[0], loss)
-        often = Counter(name for name, _ in order)
-        skipped = {n: f"it is used {k} times in a call" for n, k in often.items() if k > 1}
-        with _walking(dense, kept, loss, after=True) as teachers:
-            with _walking(small, kept, loss, after=False) as students:
-                for name, norm in order:
-                    targets = [_expect(walk.advance(), name) for walk in teachers]
-                    calls = [_expect(walk.advance(), name) for walk in students]
-                    if often[name] == 1:
-                        means = norm and (small.get_buffer(norm), dense.get_buffer(norm))
-                        fitted[name] = _fit(calls, targets, ridge, means or None)
-    return Refit(fitted, skipped)
+    if not ridge > 0:
+        raise ArgumentError(f"ridge={ridge} must be above 0, such as {RIDGE}")
+    _refuse_others(small, dense)
+    examples = keep_batches(batches, batches_at_most=MAX_BATCHES)
+    with ExitStack() as stack:
+        for model in (small, dense):
+            stack.enter_context(in_mode(model, training=False))
+        stack.enter_context(buffers_kept(dense))
+        stack.enter_context(no_fast_path())
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        recording = _record(dense, examples[0], loss)
+        steps = [step if compensate else replace(step, to_sum=False) for step in recording.steps]
+        teachers = [Walk(dense, batch, loss, steps, after=True) for batch in examples]
+        students = [Walk(small, batch, loss, steps, after=False) for batch in examples]
+        stack.enter_context(walking([*teachers, *students]))
+        fitted, skipped = _fit_in_order(steps, students, teachers, (small, dense), ridge)
+    return Refit(fitted, skipped | _never_contracted(small, dense, recording))
 
 
-@torch.no_grad()
-def _fit(
-    calls: Sequence[Contraction],
-    targets: Sequence[Contraction],
+def _refuse_others(small: nn.Module, dense: nn.Module) -> None:
+    """Refuse models that are not of the same class and sizes."""
+    shapes, expected = ({n: p.shape for n, p in m.named_parameters()} for m in (small, dense))
+    for name in sorted(shapes.keys() ^ expected.keys()):
+        where = "small" if name in shapes else "dense"
+        raise ArgumentError(f"only {where} has a parameter {name}: re-fit before units are cut out")
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise ArgumentError(
+                f"{name} is {list(shape)} in small and {list(expected[name])} in dense: re-fit "
+                "before units are cut out"
+            )
+
+
+def _record(model: nn.Module, batch: Any, loss: Loss) -> Recording:
+    recorder = Recorder(model)
+    with torch.no_grad(), recorder:
+        loss(model, batch)
+    return recorder.recording()
+
+
+def _fit_in_order(
+    steps: Sequence[Step],
+    students: Sequence[Walk],
+    teachers: Sequence[Walk],
+    models: tuple[nn.Module, nn.Module],
     ridge: float,
-    means: tuple[Tensor, Tensor] | None,
-) -> float:
-    """Solve for one weight, and its bias or the mean of the norm that follows.
-
-    Args:
-        calls: of the small model, one for each batch.
-        targets: of the dense model.
-        ridge: see ``RIDGE``.
-        means: of the norm that follows at once, in the small and in the dense model.
-
-    Returns:
-        The part of the targets' variance that is not explained.
-    """
-    first = calls[0]
-    before = first.matrix().float()
-    used = (before != 0).any(1).any(0)
-    if before.shape[0] > 1:
-        used = torch.ones_like(used)
-    if not used.any():
-        return 1.0
-    shifts = first.bias is not None or means is not None
-    sums = _Sums()
-    wanted = max(MIN_ROWS, ROWS_PER_COLUMN * int(used.sum()))
-    for call, target in zip(calls, targets, strict=True):
-        places = _sample(call.rows_in_all, -(-wanted // len(calls)), call.inputs.device)
-        sums.add(call.rows(places, used), target.results(_output(target), places))
-    alone = (before != 0).any(1)[:, used]  # of several groups, each has zeros of its own
-    matrix, shift, missing = sums.solve(before[:, :, used], alone, ridge, shifts)
-    new = torch.zeros_like(before)
-    new[:, :, used] = matrix
-    first.write(new.to(first.weight.dtype))
-    if first.bias is not None:
-        first.bias.copy_(shift.flatten())
-    elif means is not None:  # norm(x + shift) is the norm with its mean moved
-        means[0].copy_(means[1] - shift.flatten())
-    return missing
-
-
-def _output(call: Contraction) -> Tensor:
-    if call.output is None:
-        raise CompactionError(f"{call.name}: the dense model's output was not recorded")
-    return call.output
-
-
-def _sample(rows: int, wanted: int, device: torch.device) -> Tensor:
-    """Some rows, the same in every run."""
-    if rows <= wanted:
-        return torch.arange(rows, device=device)
-    generator = torch.Generator().manual_seed(rows)
-    return torch.randint(rows, (wanted,), generator=generator).to(device)
-
-
-class _Sums:
-    """Sums over rows, by group: of X, Y, X^T X, X^T Y and Y^2."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-
-    def add(self, x: Tensor, y: Tensor) -> None:
-        x, y = x.movedim(1, 0), y.movedim(1, 0)  # [group, row, ...]
-        new = x.sum(1), y.sum(1), x.mT @ x, x.mT @ y, y.square().sum(1)
-        if self.rows:
-            self.sums = tuple(a + b for a, b in zip(self.sums, new, strict=True))
-        else:
-            self.sums = new
-        self.rows += x.shape[1]
-
-    def solve(
-        self, before: Tensor, alone: Tensor, ridge: float, shifts: bool
-    ) -> tuple[Tensor, Tensor, float]:
-        """The new matrix, what has to be added to its products, and the part not explained."""
-        x, y, xx, xy, yy = (s.double() / self.rows for s in self.sums)
-        yy = (yy - y.square()).sum() if shifts else yy.sum()
-        if shifts:
-            xx = xx - x[:, :, None] * x[:, None, :]
-            xy = xy - x[:, :, None] * y[:, None, :]
-        xx = xx * alone[:, :, None] * alone[:, None, :]
-        xy = xy * alone[:, :, None]
-        old = before.double().mT
-        hold = ridge * xx.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
-        held = xx + hold[:, None, None] * torch.eye(xx.shape[-1], dtype=xx.dtype, device=xx.device)
-        new = torch.linalg.solve(held, xy + hold[:, None, None] * old)
-        left = yy - 2 * (new * xy).sum() + (new * (xx @ new)).sum()
-        shift = y - (x[:, None, :] @ new)[:, 0] if shifts else torch.zeros_like(y)
-        return new.mT.float(), shift.float(), float(left / yy.clamp(min=1e-30))
-
-
-def _calls(model: nn.Module, batch: Any, loss: Loss) -> list[tuple[str, str | None]]:
-    """Every contraction of a call, in order, with the running mean of a norm right behind it."""
-    walk = _Walk(model, batch, loss, after=True)
-    found: list[tuple[str, str | None]] = []
-    while (call := walk.advance()) is not None:
-        found.append((call.name, None))
-    for k, name in walk.norms.items():
-        found[k] = found[k][0], name
-    return found
-
-
-def _expect(call: Contraction | None, name: str) -> Contraction:
-    if call is None or call.name != name:
-        found = "none" if call is None else call.name
-        raise CompactionError(
-            f"re-fitting needs the same layers in every call: {name} was expected, and {found} "
-            "came; the forward of the model depends on its inputs"
-        )
-    return call
-
-
-class _Stop(BaseException):
-    """Ends a forward pass that is not needed any more."""
-
-
-class _Walk(TorchFunctionMode):
-    """One call of ``loss(model, batch)``, in a thread that waits at each contraction.
-
-    Only one of all threads runs at a time, when ``advance`` lets it.
-
-    Args:
-        model: without gates.
-        batch: for ``loss``.
-        loss: calls the model.
-        after: wait after the operator, with its output; otherwise before it.
-    """
-
-    def __init__(self, model: nn.Module, batch: Any, loss: Loss, *, after: bool) -> None:
-        super().__init__()
-        self.after = after
-        self.norms: dict[int, str] = {}
-        self._names = {id(p): n for n, p in reversed([*model.named_parameters(remove_duplicate=False)])}
-        self._buffers = {id(b): n for n, b in model.named_buffers()}
-        self._last: tuple[int, Tensor] | None = None
-        self._count = 0
-        self._go: SimpleQueue[bool] = SimpleQueue()
-        self._come: SimpleQueue[Contraction | BaseException | None] = SimpleQueue()
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        work = (model, batch, loss, device, torch.get_default_device())
-        self._thread = threading.Thread(target=self._work, args=work, daemon=True)
-        self._thread.start()
-
-    def advance(self) -> Contraction | None:
-        """Go on to the next contraction; None at the end."""
-        self._go.put(True)
-        found = self._come.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def stop(self) -> None:
-        """Leave the forward pass where it is."""
-        self._go.put(False)
-        self._thread.join()
-
-    def _wait(self) -> None:
-        if not self._go.get():
-            raise _Stop
-
-    def _work(
-        self, model: nn.Module, batch: Any, loss: Loss, device: torch.device, default: torch.device
-    ) -> None:
+) -> tuple[dict[str, float], dict[str, str]]:
+    """What was re-fitted, with what is missed; and what was not, with the reason."""
+    fitted: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    for step in steps:
+        if step.reason is not None:
+            skipped[step.name] = step.reason
+            continue
+        targets = [_next_stop(walk, step) for walk in teachers]
+        calls = [_next_stop(walk, step) for walk in students]
+        small, dense = (m.get_buffer(step.norm) if step.norm else None for m in models)
+        means = None if small is None or dense is None else (small, dense)
         try:
-            self._wait()
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            with torch.no_grad(), default, self:
-                loss(model, batch)
-            self._come.put(None)
-        except _Stop:
-            return
-        except BaseException as error:
-            self._come.put(error)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Wait where a parameter is multiplied; note where a norm follows at once."""
-        kwargs = kwargs or {}
-        if func is F.batch_norm:
-            self._note_norm(args, kwargs)
-        call = read_contraction(func, args, kwargs, self._names)
-        if call is None:
-            return func(*args, **kwargs)
-        if not self.after:
-            self._come.put(call)
-            self._wait()
-        output = func(*args, **kwargs)
-        if self.after:
-            call.output = output
-            self._last = self._count, output
-            self._count += 1
-            self._come.put(call)
-            self._wait()
-        return output
-
-    def _note_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(("input", "running_mean"), args, strict=False)) | kwargs
-        name = self._buffers.get(id(given.get("running_mean")))
-        if self._last is not None and given["input"] is self._last[1] and name is not None:
-            self.norms[self._last[0]] = name
+            missing = fit_weight(step, calls, targets, means, ridge)
+            fitted[step.name] = max(missing, fitted.get(step.name, 0.0))
+        except Unfit as reason:
+            skipped[step.name] = str(reason)
+    return fitted, skipped
 
 
-@contextmanager
-def _walking(
-    model: nn.Module, batches: Sequence[Any], loss: Loss, *, after: bool
-) -> Iterator[list[_Walk]]:
-    """A walk for each batch; none is left waiting."""
-    walks = [_Walk(model, batch, loss, after=after) for batch in batches]
-    try:
-        yield walks
-    finally:
-        for walk in walks:
-            walk.stop()
+def _next_stop(walk: Walk, step: Step) -> Stop:
+    stop = walk.advance()
+    if stop is None or stop.contraction.name != step.name:
+        raise CompactionError(f"{step.name}: re-fitting lost its place in the model's call")
+    return stop
+
+
+def _never_contracted(small: nn.Module, dense: nn.Module, recording: Recording) -> dict[str, str]:
+    """Parameters of which something was shut, and that no known contraction reads."""
+    contracted = {step.name for step in recording.steps}
+    reasons = {}
+    for (name, weight), other in zip(small.named_parameters(), dense.parameters(), strict=True):
+        if name in contracted or weight.dim() < 2:
+            continue
+        if bool(((weight == 0) & (other != 0).to(weight.device)).any()):
+            readers = recording.readers.get(name, ())
+            reasons[name] = (
+                f"{readers[0]} reads it, which re-fitting does not know"
+                if readers
+                else "nothing reads it in this call"
+            )
+    return reasons

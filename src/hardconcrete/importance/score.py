@@ -6,14 +6,14 @@ gradient near zero, the loss of N examples then grows by N/2 times the mean of (
 
     dL/dz_j = sum of theta * dL/dtheta over all that gate j multiplies.
 
-So this mean is the evidence for the unit, and lambda times its cost is the price (docs/importance.md).
+So this mean is the evidence for the unit, and lambda times its cost is the price: see
+docs/importance.md.
 """
 
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,11 @@ from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.importance.batches import Loss, batch_size, check_loss, keep_batches
 from hardconcrete.structure.undisturbed import buffers_kept, in_mode
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 EXAMPLES = 2048
 """Examples that importance is measured on, where the user names no number."""
+
+BULK = 0.9
+"""The part of a group's importance whose number of units is printed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,13 @@ class Importance:
         examples: how many examples were seen.
 
     Example:
-        >>> found = Importance({"fc1": torch.tensor([0.0, 3.0, 1.0])}, examples=8)
-        >>> found["fc1"].tolist(), found.order("fc1").tolist()
+        >>> result = Importance({"fc1": torch.tensor([0.0, 3.0, 1.0])}, examples=8)
+        >>> result["fc1"].tolist(), result.order("fc1").tolist()
         ([0.0, 3.0, 1.0], [0, 2, 1])
+        >>> print(result)
+        group  units     share   least      median     most       90% in
+        fc1        3    100.0%   0.00e+00   1.00e+00   3.00e+00   2
+        Measured on 8 examples.
     """
 
     values: Mapping[str, Tensor]
@@ -62,34 +66,22 @@ class Importance:
         return torch.cat([*self.values.values()])
 
     def __str__(self) -> str:
-        total = self.flat().sum().clamp(min=1e-300)
-        width = max(map(len, self.values), default=5)
-        head = f"{'group':<{width}}  units     share   least      median     most       90% in"
-        rows = [
-            f"{name:<{width}}  {len(own):>5}  {own.sum() / total:>8.1%}   {own.min():<9.2e}  "
-            f"{own.median():<9.2e}  {own.max():<9.2e}  {_units_with(own, 0.9)}"
-            for name, own in self.values.items()
-        ]
+        width = max(map(len, [*self.values, "group"]))
+        head = (
+            f"{'group':<{width}}  units     share   least      median     most       {BULK:.0%} in"
+        )
+        total = float(self.flat().sum())
+        rows = [f"{name:<{width}}  {_row(values, total)}" for name, values in self.values.items()]
         return "\n".join([head, *rows, f"Measured on {self.examples:,} examples."])
 
-    def plot(self, out: Path | str) -> tuple[Path, Path]:
-        """Draw the sorted importance of every group and write ``importance.svg`` and ``.png``."""
-        from hardconcrete.report.plots import save
 
-        def draw(figure: "Figure") -> None:
-            axes = figure.subplots()
-            for name, own in self.values.items():
-                ranked = own.sort(descending=True).values.clamp(min=1e-12).tolist()
-                places = [(k + 0.5) / len(ranked) for k in range(len(ranked))]
-                axes.plot(places, ranked, label=name)
-            axes.set(xlabel="part of the group's units", ylabel="importance", yscale="log")
-            if len(self.values) <= MAX_LEGEND_ENTRIES:
-                axes.legend(fontsize=6)
-
-        return save(draw, Path(out), "importance", (6.0, 4.0))
-
-
-MAX_LEGEND_ENTRIES = 24
+def _row(values: Tensor, total: float) -> str:
+    """A group in numbers."""
+    share = float(values.sum()) / total if total else 0.0
+    return (
+        f"{len(values):>5}  {share:>8.1%}   {values.min():<9.2e}  {values.median():<9.2e}  "
+        f"{values.max():<9.2e}  {_units_with(values, BULK)}"
+    )
 
 
 def _units_with(values: Tensor, part: float) -> int:
@@ -104,7 +96,7 @@ def importance(
     """Measure how much every unit of a model matters to a loss.
 
     The model is run in evaluation mode and left as it is. A gated model is measured with the gates
-    that its readout leaves; of another model a copy gets gates, all open.
+    that its readout keeps open; of another model a copy gets gates, all open.
 
     Args:
         model: a ``GatedModel``, or any module that ``find_groups`` can trace.
@@ -116,21 +108,37 @@ def importance(
         >>> import torch, hardconcrete as hc
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
         >>> x = torch.randn(64, 4)
-        >>> found = hc.importance(model, x.split(16), lambda m, x: (m(x) - x.sum()).square().mean())
-        >>> len(found["0"]), found.examples
+        >>> result = hc.importance(model, x.split(16), lambda model, x: model(x).square().mean())
+        >>> len(result["0"]), result.examples
         (3, 64)
     """
     kept = keep_batches(batches, examples)
     gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
     is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
     values = measure_importance(gated, kept, loss, is_open)
-    return Importance(gated.by_group(values), sum(map(batch_size, kept)))  # type: ignore[arg-type]
+    return Importance(gated.by_group(values), sum(map(batch_size, kept)))
 
 
 def measure_importance(
     gated: GatedModel, batches: Iterable[Any], loss: Loss, is_open: Tensor
 ) -> Tensor:
-    """The mean over batches of (dL/dz)^2 at gates of 0 and 1, in the order of the bank."""
+    """The mean over batches of (dL/dz)^2 at gates of 0 and 1, in the order of the bank.
+
+    Args:
+        gated: run in evaluation mode, and left as it is.
+        batches: gone through once.
+        loss: calls the model it is given, which is the one inside ``gated``.
+        is_open: the value of every gate.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layer = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, 10.0]]))
+        >>> gated = hc.attach_gates(layer, torch.zeros(1, 2), sites=[":in"])
+        >>> batches = [torch.ones(1, 2), 2 * torch.ones(1, 2)]
+        >>> measure_importance(gated, batches, lambda model, x: model(x).sum(), torch.ones(2))
+        tensor([  2.5000, 250.0000], dtype=torch.float64)
+    """
     total, count = torch.zeros_like(is_open, dtype=torch.float64), 0
     with in_mode(gated, training=False), buffers_kept(gated.model), torch.enable_grad():
         for batch in batches:
@@ -151,14 +159,17 @@ def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
     return attach_gates(copy.deepcopy(model), args, kwargs)
 
 
-def first_call(
-    model: nn.Module, batch: Any, loss: Loss
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that ``loss`` calls the model with."""
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+def first_call(model: nn.Module, batch: Any, loss: Loss) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that ``loss`` calls the model with.
+
+    Example:
+        >>> first_call(nn.Identity(), torch.zeros(2), lambda model, x: model(x).sum())
+        ((tensor([0., 0.]),), {})
+    """
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((args, kwargs))
+        calls.append((args, kwargs))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
@@ -166,6 +177,6 @@ def first_call(
             loss(model, batch)
     finally:
         handle.remove()
-    if not seen:
+    if not calls:
         raise ArgumentError("loss(model, batch) did not call the model it was given")
-    return seen[0]
+    return calls[0]

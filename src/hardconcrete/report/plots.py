@@ -103,6 +103,37 @@ def gate_histograms(probabilities: Mapping[str, Tensor], out: Path) -> tuple[Pat
     return save(draw, out, "gates", (3.6 * len(probabilities), 3.2))
 
 
+def importance_curves(values: Mapping[str, Tensor], out: Path) -> tuple[Path, Path]:
+    """The importance of the units of every group, the most important first.
+
+    Example:
+        >>> import tempfile
+        >>> _ = importance_curves({"fc1": torch.tensor([3.0, 1.0, 0.0])}, Path(tempfile.mkdtemp()))
+    """
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for index, (name, units) in enumerate(values.items()):
+            ranked = units.detach().cpu().sort(descending=True).values
+            heights = ranked.clamp(min=LEAST_DRAWN * float(ranked[0])).tolist()
+            places = [100 * (k + 0.5) / len(heights) for k in range(len(heights))]
+            style, colour = LINES[index // 5 % 4], COLOURS[index % 5]
+            axes.plot(places, heights, style, color=colour, label=name)
+        axes.set(xlabel="units of the group (%)", ylabel="importance", yscale="log")
+        axes.set_title("What the units matter to the loss")
+        if len(values) <= MAX_LEGEND_ENTRIES:
+            axes.legend(fontsize=6)
+
+    return save(draw, out, "importance", (6, 4))
+
+
+LEAST_DRAWN = 1e-8
+"""Smaller parts of a group's largest value are drawn at this height: they have no logarithm."""
+
+MAX_LEGEND_ENTRIES = 20
+"""Names that are as many as lines that look different."""
+
+
 def units_over_time(history: Mapping[str, Sequence[int]], out: Path) -> tuple[Path, Path]:
     """Units left after each epoch, by group, as a share of all of them.
 
