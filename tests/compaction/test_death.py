@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.death import Graveyard, along, masks
+from hardconcrete.compaction.death import Graveyard
+from hardconcrete.gating.folding import along, masks
 from hardconcrete.gating.groups import GateAxis
 from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.trace import trace
