@@ -36,6 +36,7 @@ PUBLIC = [
     "measure",
     "parameter_groups",
     "pareto",
+    "prune",
     "recalibrate",
     "remove_gates",
     "save",

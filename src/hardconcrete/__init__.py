@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         lam_per_weight,
         recalibrate,
     )
+    from hardconcrete.pruning import prune
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
@@ -61,6 +62,7 @@ __all__ = [
     "measure",
     "parameter_groups",
     "pareto",
+    "prune",
     "recalibrate",
     "remove_gates",
     "save",
@@ -88,6 +90,7 @@ _HOME = {
         "lam_per_weight",
         "recalibrate",
     ),
+    "pruning": ("prune",),
     "report.measure": ("Report", "measure"),
     "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),

@@ -77,7 +77,7 @@ class Selection:
         smooth: near the costs and differentiable, with a slope wherever a unit costs something;
             the costs themselves where they have one.
         reopen: whether units that were closed before may open if they fit. Without it they only
-            open to fill a block.
+            open to fill a block. Single weights never do: most of them cost nothing.
         last_resort: from a mask, others for the case that one block of each group, the most
             important one, costs too much: such as the cheapest unit of each group.
         alike: numbers of the groups whose units all cost the same: one trial tells whether another
@@ -116,6 +116,9 @@ class _Limits:
             smooth = (self.settings.smooth or self.costs)(gates)
             (slope,) = torch.autograd.grad(smooth[worst], gates, allow_unused=True)
         return excess, torch.zeros_like(is_open) if slope is None else slope.double().cpu()
+
+
+NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(eq=False)
@@ -161,7 +164,8 @@ class _Mask:
 
     def blocks(self, group: Group) -> Iterator[Tensor]:
         """Closed units that can open together, in order; a short block is the last of its group."""
-        yield from self.closed(group).split(self.size(group))
+        places, size = self.closed(group), self.size(group)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
 
     def rank(self, units: Tensor) -> tuple[float, float]:
         """The larger one opens first."""
@@ -216,7 +220,7 @@ class _Blocks:
     def of(cls, mask: _Mask, saving: Tensor) -> "_Blocks":
         """Of all groups; each keeps one."""
         each = _ratio(mask.score, saving)
-        parts, sizes = [torch.zeros(0, dtype=torch.int64)], list[int]()
+        parts, sizes = [NOTHING], list[int]()
         for group in mask.groups:
             places = mask.opened(group)
             places = places[each[places].argsort(stable=True)]
@@ -247,21 +251,29 @@ def _sizes(units: int, size: int) -> list[int]:
 
 def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
     """Try closed blocks, what was closed last first; say whether any was opened."""
-    waiting = {k: mask.blocks(group) for k, group in enumerate(mask.groups)}
-    trials = {k: (units, mask.rank(units)) for k, own in waiting.items() if len(units := next(own))}
-    if not limits.settings.reopen:
-        trials = {k: trial for k, trial in trials.items() if trial[1][0] >= 0}
+    waiting = [mask.blocks(group) for group in mask.groups]
+    trials: dict[int, tuple[Tensor, tuple[float, float]]] = {}
+
+    def put(k: int, before: int, highest: tuple[float, float]) -> None:
+        """The next block of a group; a shorter one comes after all others."""
+        units = next(waiting[k], NOTHING)
+        now = len(units) and mask.price[units[0]] >= 0
+        may_open = now or (limits.settings.reopen and mask.groups[k].keeps_one)
+        if len(units) and may_open and len(units) >= before:
+            trials[k] = units, min(highest, mask.rank(units))
+
+    for k in range(len(mask.groups)):
+        put(k, 0, (torch.inf, torch.inf))
     found = False
     while trials:
         k = max(trials, key=lambda k: trials[k][1])
         units, rank = trials.pop(k)
         mask.is_open[units] = 1.0
-        if fits := limits.fit(mask.is_open):
+        if limits.fit(mask.is_open):
             found = True
-        else:
-            mask.is_open[units] = 0.0
-        after = next(waiting[k], units[:0])
-        more = fits or (k not in limits.settings.alike and len(after) == len(units))
-        if len(after) and more and (limits.settings.reopen or mask.price[after[0]] >= 0):
-            trials[k] = after, min(rank, mask.rank(after))
+            put(k, 0, rank)
+            continue
+        mask.is_open[units] = 0.0
+        if k not in limits.settings.alike and mask.groups[k].keeps_one:
+            put(k, len(units), rank)
     return found

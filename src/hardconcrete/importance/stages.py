@@ -27,8 +27,6 @@ Say = Callable[[int, str], None]
 STAGES = 6
 """Cuts on the way to half the cost or less: importance changes as units go."""
 
-SINGLE_WEIGHTS = "a re-fit would fill the gaps that gates on single weights leave"
-
 
 class Student:
     """A gated model, and the plain one that it was, which it imitates while it loses units.
@@ -70,10 +68,6 @@ class Student:
         if torch.equal(is_open, self.is_open):
             return
         self.is_open = is_open
-        if any(not group.keeps_one for group in self.gated.groups):
-            names = [name for group in self.gated.groups for name in group.parameters]
-            self.refit = Refit(skipped=dict.fromkeys(names, SINGLE_WEIGHTS))
-            return
         z = masks(self.gated, self.gated.model, self.gates)
         plain = remove_gates(self.gated)
         before = {name: ungated(plain, name).detach().clone() for name in z}

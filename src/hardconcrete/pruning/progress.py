@@ -13,13 +13,14 @@ class PruningProgress:
     Args:
         stages: how many there are.
         show: False for none, True for one wherever the output goes, None for one in a terminal.
+        title: stands before the bar.
 
     Example:
         >>> with PruningProgress(stages=6, show=False) as progress:
         ...     progress.say(1, "importance")
     """
 
-    def __init__(self, stages: int, show: bool | None) -> None:
+    def __init__(self, stages: int, show: bool | None, title: str = "pruning") -> None:
         console = Console(stderr=True, force_terminal=True if show else None)
         live = console.is_terminal and not console.is_dumb_terminal
         self._bar = Progress(
@@ -32,7 +33,7 @@ class PruningProgress:
             disable=show is False or not (show or live),
         )
         self._stages = stages
-        self._task = self._bar.add_task("pruning", total=2 * stages + 1, doing="")
+        self._task = self._bar.add_task(title, total=2 * stages + 1, doing="")
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -93,7 +93,7 @@ def prune(
         gated, kept = prepared(model, (example_inputs, kwargs), batches, loss, wanted, examples)
         student = Student(gated, kept, loss)
         descent = Descent(gated, wanted.constraints(gated), student.is_open)
-        if descent.is_met and round_to == 1:
+        if descent.is_met:
             _warn_that_limits_hold(wanted)
         else:
             cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
