@@ -9,7 +9,7 @@ from hardconcrete.compaction.death import Graveyard
 from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import walk
-from tests.compaction.networks import Joined, at_random, dense, gap
+from tests.compaction.networks import Joined, dense, gap
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
 
