@@ -178,7 +178,7 @@ def _initial_locations(
 ) -> Tensor:
     """log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
     device = model.get_parameter(groups[0].parameters[0]).device
-    parts = []
+    parts: list[Tensor] = []
     for group, p in zip(groups, droprates, strict=True):
         if not isinstance(p, Real):
             raise ArgumentError(f"{group.name}: droprate={p!r} must be a number")
