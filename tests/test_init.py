@@ -38,6 +38,7 @@ PUBLIC = [
     "measure",
     "parameter_groups",
     "pareto",
+    "prune",
     "recalibrate",
     "remove_gates",
     "save",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         lam_per_weight,
         recalibrate,
     )
+    from hardconcrete.pruning import prune
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.report.pareto import pareto
     from hardconcrete.structure import Structure, UnitGroup, find_groups
@@ -64,6 +65,7 @@ __all__ = [
     "measure",
     "parameter_groups",
     "pareto",
+    "prune",
     "recalibrate",
     "remove_gates",
     "save",
@@ -92,6 +94,7 @@ _HOME = {
         "lam_per_weight",
         "recalibrate",
     ),
+    "pruning": ("prune",),
     "report.measure": ("Report", "measure"),
     "report.pareto": ("pareto",),
     "structure": ("Structure", "UnitGroup", "find_groups"),

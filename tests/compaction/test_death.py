@@ -5,12 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.death import Graveyard, along, masks
-from hardconcrete.gating.groups import GateAxis
+from hardconcrete.compaction.death import Graveyard
 from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import walk
-from tests.compaction.networks import Joined, at_random, dense, gap
+from tests.compaction.networks import Joined, dense, gap
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
 
@@ -184,25 +183,6 @@ def test_each_group_keeps_its_least_and_no_more_than_it_has() -> None:
     assert {n: len(k) for n, k in kept(hc.compact(gated, min_units=6)).items()} == {
         "left": 6, "right": 5,
     }  # fmt: skip
-
-
-def test_gates_spread_over_a_parameter() -> None:
-    own, weight = torch.tensor([2.0, 3.0]), torch.zeros(2, 4)
-    assert along(GateAxis("w", 0), own, weight)[:, 0].tolist() == [2, 3]
-    units = torch.tensor([1, -1, 0, 1])
-    assert along(GateAxis("w", 1, units), own, weight)[0].tolist() == [3, 1, 2, 3]
-    assert along(GateAxis("w", None), torch.arange(8.0), weight).tolist() == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-    ]
-
-
-def test_masks_multiply_where_gates_are_nested() -> None:
-    gated = at_random(hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:in", "2:out"]))
-    values = gated.gate_values()
-    found = masks(gated, gated.model, gated.gates.readout())
-    assert found.keys() == {"2.weight", "2.bias"}
-    torch.testing.assert_close(found["2.weight"], torch.outer(values["2:out"], values["2:in"]))
 
 
 def test_who_is_read_and_made() -> None:

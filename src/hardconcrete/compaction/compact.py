@@ -2,25 +2,34 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from hardconcrete.compaction.apply import applied
 from hardconcrete.compaction.dense import among_all, expanded
 from hardconcrete.compaction.given import without_selection
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planning import make_plan
-from hardconcrete.compaction.projection import kept, projected
+from hardconcrete.compaction.projection import constraints_of, kept, projected
 from hardconcrete.compaction.resize import guesses
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.importance.batches import Loss, keep_batches
+from hardconcrete.importance.score import EXAMPLES
+from hardconcrete.importance.stages import (
+    Student,
+    cut_in_stages,
+    stages_for,
+    warn_of_what_was_not_refitted,
+)
 from hardconcrete.objective import Budget
 from hardconcrete.objective.budget import BAND
 from hardconcrete.objective.constraint import Constraint, delivered, expected
+from hardconcrete.objective.descent import Descent
 
 Form = Literal["auto", "module", "graph"]
 
@@ -36,6 +45,8 @@ def compact(
     kept_inputs_only: bool = False,
     budget: Budget | None = None,
     round_to: int = 1,
+    batches: Iterable[Any] | None = None,
+    loss: Loss | None = None,
 ) -> nn.Module:
     """A plain, smaller model that computes what ``gated.eval()`` does.
 
@@ -62,6 +73,10 @@ def compact(
         round_to: widths are multiples of this, as far as a group has as many units: units come back
             likewise until their block is full. Of a group that is shut altogether one block stays.
             Where sites are named, a unit can have gates at several places, and widths are others.
+        batches: your batches. With them, units that must be closed or come back for the budget or
+            for ``round_to`` are chosen by their importance, and the weights that stay are re-fitted
+            to what ``gated.eval()`` computes (see ``prune``). Without them the gates decide.
+        loss: calls the model it is given on a batch and returns a scalar.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -85,25 +100,56 @@ def compact(
     as_read = budget is None and round_to == 1
     if not as_read and min_units != 1:
         raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
+    if (batches is None) != (loss is None):
+        raise ArgumentError(
+            "batches and loss belong together: with both, units are closed by their importance; "
+            "with neither, by their gates"
+        )
     _look_at(gated)
-    values = gated.gates.readout().detach() if as_read else projected(gated, budget, round_to)
-    if budget is not None:
-        _look_back(gated, budget)
+    least = min_units if as_read else kept(gated, round_to)
+    if as_read:
+        values = gated.gates.readout().detach()
+    elif batches is not None and loss is not None:
+        student = _by_importance(gated, budget, round_to, batches, loss)
+        gated, values = student.gated, student.gates
+    else:
+        values = projected(gated, budget, round_to)
+        if budget is not None:
+            _look_back(gated, budget)
+    small = compacted(gated, values, form=form, min_units=least)
+    return without_selection(small, gated.example) if kept_inputs_only else small
+
+
+def compacted(
+    gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
+) -> nn.Module:
+    """A plain, smaller model that computes what the gated one does at these values of its gates."""
     dense = expanded(gated)
     plain = plain_copy(dense)
-    least = min_units if as_read else kept(gated, round_to)
-    plan = make_plan(dense, plain, min_units=least, values=among_all(gated, values))
+    plan = make_plan(dense, plain, min_units=min_units, values=among_all(gated, values))
     reference = copy.deepcopy(gated)
     failures = []
-    with reference.gates.holding(None, None if as_read else values):
+    with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):
             small, failure = _attempt(candidate, plain, reference.model, gated.example)
             if small is not None:
-                return without_selection(small, gated.example) if kept_inputs_only else small
+                return small
             failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
     why = "; ".join(dict.fromkeys(failures))
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
+
+
+def _by_importance(
+    gated: GatedModel, budget: Budget | None, round_to: int, batches: Iterable[Any], loss: Loss
+) -> Student:
+    """A copy that fits, re-fitted where something had to change."""
+    limits = () if budget is None else constraints_of(gated, budget)
+    student = Student(copy.deepcopy(gated), keep_batches(batches, EXAMPLES), loss)
+    descent = Descent(student.gated, limits, student.is_open)
+    cut_in_stages(student, descent, stages=stages_for(descent.depth), round_to=round_to)
+    warn_of_what_was_not_refitted(student)
+    return student
 
 
 def _look_at(gated: GatedModel) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.death import Graveyard, masks
+from hardconcrete.compaction.death import Graveyard
 from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
 from hardconcrete.gating import GatedModel
+from hardconcrete.gating.folding import masks
 from hardconcrete.structure.axes import Value
 from hardconcrete.structure.groups import describe
 from hardconcrete.structure.relations import selecting_layers

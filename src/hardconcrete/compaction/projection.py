@@ -53,13 +53,14 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
             for block in blocks:
                 is_open[block.gates] = is_open[block.gates].any()
         if budget is not None:
-            fits = _Fits(gated, _constraints(gated, budget), round_to)
+            fits = _Fits(gated, constraints_of(gated, budget), round_to)
             is_open = _fitted(fits, is_open, loose, every)
         back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
         return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
 
-def _constraints(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
+def constraints_of(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:
+    """The limits of a budget, which must be about such a model."""
     if not isinstance(budget, Budget) or [g.units for g in budget.gated.groups] != [
         g.units for g in gated.groups
     ]:

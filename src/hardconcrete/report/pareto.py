@@ -1,7 +1,7 @@
-"""Many sizes of one trained model: units ranked by their gates, error against cost and latency."""
+"""Many sizes of one trained model: error against multiply-adds and latency."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,13 +10,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hardconcrete.compaction import compact
+from hardconcrete.compaction.compact import compacted
 from hardconcrete.cost import count
 from hardconcrete.cost.timing import interleaved, quartiles, wait_for
-from hardconcrete.errors import ArgumentError, HardConcreteWarning
+from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.objective import Budget, recalibrate
+from hardconcrete.importance.batches import Loss, keep_batches
+from hardconcrete.importance.score import EXAMPLES
+from hardconcrete.importance.stages import (
+    Student,
+    cut_in_stages,
+    stages_for,
+    warn_of_what_was_not_refitted,
+)
+from hardconcrete.objective.constraint import constraints
+from hardconcrete.objective.descent import Descent
+from hardconcrete.pruning.progress import PruningProgress
+from hardconcrete.pruning.prune import Wanted, prepared
 from hardconcrete.report.plots import BLUE, VERMILION, save
+from hardconcrete.structure.undisturbed import random_state_kept
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,56 +92,113 @@ class Pareto:
 
 
 def pareto(
-    gated: GatedModel,
+    model: nn.Module,
+    example_inputs: Any,
+    batches: Iterable[Any],
+    loss: Loss,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     fractions: Sequence[float],
     evaluate: Callable[[nn.Module], float],
-    *,
-    batches: Iterable[Any] = (),
+    finetune: Callable[[nn.Module], object] | None = None,
     round_to: int = 1,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    examples: int = EXAMPLES,
     repeats: int = 20,
+    progress: bool | None = None,
 ) -> Pareto:
-    """Cut one trained model to many sizes, without training again.
+    """Cut one trained model to many sizes: error against multiply-adds and latency.
+
+    Each size is cut and re-fitted as ``prune`` does it, and goes on from the next larger one.
 
     Args:
-        gated: a trained model; it is left as it is.
-        fractions: budgets, as parts of the dense multiply-adds. Each is met as
-            ``compact(gated, budget=...)`` does, by the ranking of the gates.
+        model: a trained model, which stays as it is; or one with gates, which is cut from what
+            ``gated.eval()`` computes.
+        example_inputs: what the model can be called with; None for a gated model, which knows.
+        batches: your batches, as for ``prune``.
+        loss: calls the model it is given on a batch and returns a scalar.
+        kwargs: keyword inputs of the call with the example inputs.
+        fractions: budgets, as parts of the dense multiply-adds.
         evaluate: the error of a small model, which is in evaluation mode.
-        batches: inputs to estimate batch norms anew with, see ``recalibrate``.
+        finetune: your own training of a small model, in place, for as many steps as you like; it
+            gets the model in training mode, after the re-fit. Smaller sizes go on from before it.
         round_to: widths are multiples of this.
+        include: patterns such as ``"layers.*"``: only groups with such names lose units.
+        exclude: patterns of names to leave alone.
+        examples: how many examples to use.
         repeats: calls that are timed; 0 for none.
+        progress: False for no display, True for one, None for one in a terminal.
 
     Example:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(4, 9), torch.nn.ReLU(), torch.nn.Linear(9, 2)
-        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 4))
-        >>> x = torch.randn(8, 4)
-        >>> curve = hc.pareto(gated, [0.5, 1.0], lambda small: small(x).square().mean().item())
+        >>> model, x = torch.nn.Sequential(*layers), torch.randn(64, 4)
+        >>> loss = lambda model, x: (model(x) - x[:, :2]).square().mean()
+        >>> error = lambda small: loss(small, x).item()
+        >>> curve = hc.pareto(model, x[:2], [x], loss, fractions=[0.5, 1.0], evaluate=error)
         >>> [point.macs for point in curve]
         [48, 108]
     """
-    if not isinstance(fractions, Iterable) or not (fractions := [*fractions]):
+    if not isinstance(fractions, Iterable) or not (fractions := [*map(_fraction, fractions)]):
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
-    budgets = [Budget(gated, macs=_fraction(fraction), by="gates") for fraction in fractions]
-    known = list(batches)
-    models = []
-    for budget in budgets:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HardConcreteWarning)  # as ranked: that is meant
-            small = compact(gated, budget=budget, round_to=round_to)
-        if known:
-            recalibrate(small, known)
-        models.append(small.eval())
-    times = _medians(models, gated, repeats) if repeats else [None] * len(models)
+    wanted = Wanted({"macs": min(fractions)}, include=include, exclude=exclude)
+    with random_state_kept(), torch.inference_mode(False):
+        inputs = example_inputs, kwargs
+        student = _student(model, inputs, batches, loss, wanted, examples)
+        sizes = _sizes(student, fractions, round_to, progress)
+    for small in sizes.values():
+        if finetune is not None:
+            finetune(small.train())
+        small.eval()
+    models = [sizes[fraction] for fraction in fractions]
+    times = _medians(models, student.gated, repeats) if repeats else [None] * len(models)
     points = []
     for fraction, small, ms in zip(fractions, models, times, strict=True):
-        found = count(small, *gated.example)
+        found = count(small, *student.gated.example)
         with torch.no_grad():
             error = float(evaluate(small))
-        points.append(Point(float(fraction), found.macs, found.params, error, ms))
+        points.append(Point(fraction, found.macs, found.params, error, ms))
     return Pareto(tuple(points))
+
+
+def _student(
+    model: nn.Module,
+    inputs: tuple[Any, Mapping[str, Any] | None],
+    batches: Iterable[Any],
+    loss: Loss,
+    wanted: Wanted,
+    examples: int,
+) -> Student:
+    """With what the gates of a gated model leave, or with all units of a plain one."""
+    if not isinstance(model, GatedModel):
+        return Student(*prepared(model, inputs, batches, loss, wanted, examples), loss)
+    if inputs != (None, None) or wanted.include or wanted.exclude:
+        raise ArgumentError(
+            "a gated model knows its inputs and groups: pass example_inputs=None, and neither "
+            "kwargs nor include nor exclude"
+        )
+    return Student(copy.deepcopy(model), keep_batches(batches, examples), loss)
+
+
+def _sizes(
+    student: Student, fractions: Sequence[float], round_to: int, progress: bool | None
+) -> dict[float, nn.Module]:
+    """A small model for each fraction, the largest first."""
+    gated = student.gated
+    limits = {part: constraints(gated, {"macs": part}, None) for part in fractions}
+    sizes: dict[float, nn.Module] = {}
+    for fraction in sorted(limits, reverse=True):
+        descent = Descent(gated, limits[fraction], student.is_open)
+        stages = stages_for(descent.depth)
+        with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
+            cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
+            bar.finish("verifying")
+            sizes[fraction] = compacted(gated, student.gates)
+    warn_of_what_was_not_refitted(student)
+    return sizes
 
 
 def _fraction(given: Any) -> float:

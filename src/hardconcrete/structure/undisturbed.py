@@ -1,5 +1,6 @@
 """Running somebody's model so that it is afterwards as it was."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,3 +52,18 @@ def no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Whoever draws next sees the random state as it was."""
+    initialized = torch.cuda.is_initialized()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if initialized else []):
+        yield
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model; what it keeps of its last call is cut from its graph."""
+    kept = [value for module in model.modules() for value in vars(module).values()]
+    graph = [value for value in kept if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in graph})

@@ -1,0 +1,44 @@
+"""What gates multiply, as tensors of parameters' shapes."""
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.gating.groups import GateAxis, ungated
+from hardconcrete.structure.walk import first_names
+
+
+def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
+    """Every gated parameter's gates, multiplied where there are several, by first name.
+
+    They are of size 1 along dimensions that are not gated.
+    """
+    names = first_names(plain)
+    parameters = dict(plain.named_parameters(remove_duplicate=False))
+    found: dict[str, Tensor] = {}
+    done: set[tuple[str, int | None, int]] = set()
+    for group in gated.groups:
+        own = gates[group.slice]
+        for axis in group.axes:
+            name = names[axis.parameter]
+            if (name, axis.dim, group.index) not in done:
+                done.add((name, axis.dim, group.index))
+                z = along(axis, own, parameters[name])
+                found[name] = found[name] * z if name in found else z
+    return found
+
+
+def along(axis: GateAxis, own: Tensor, parameter: Tensor) -> Tensor:
+    """Gates of a group, in a shape that spreads over a parameter."""
+    if axis.dim is None:
+        return own.reshape(parameter.shape)
+    shape = [-1 if d == axis.dim else 1 for d in range(parameter.dim())]
+    return axis.gates(own).reshape(shape)
+
+
+@torch.no_grad()
+def fold(gated: GatedModel, model: nn.Module, gates: Tensor) -> None:
+    """Multiply gates into the parameters of a model, in place: of this one or of a plain copy."""
+    for name, z in masks(gated, model, gates).items():
+        parameter = ungated(model, name)
+        parameter.mul_(z.to(parameter.dtype))
