@@ -139,7 +139,8 @@ def _check_length(budget: ImportanceBudget, steps: int) -> None:
     if not budget.settled and budget.steps_to_settle >= steps:
         _warn(
             "this run cannot meet its budget: the units are fixed after "
-            f"{budget.steps_to_settle:,} more steps, and there are {steps:,}. Give the budget the length of the training: "
+            f"{budget.steps_to_settle:,} more steps, and there are {steps:,}. "
+            "Give the budget the length of the training: "
             f"hc.Budget(..., steps={max(10, steps)})",
             stacklevel=4,
         )
