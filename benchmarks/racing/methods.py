@@ -122,15 +122,23 @@ def _prune_to(
     data: Data,
     before_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Small steps until the multiply-adds are below the target: as torch-pruning's benchmark."""
+    """Small steps until the multiply-adds are below the target: as torch-pruning's benchmark.
+
+    They are counted after each layer of a step, so that the last step removes no more than it must.
+    """
     model.eval()
     dense = now = macs(model, data.example())
     while now > target * dense:
         if pruner.current_step == pruner.iterative_steps:
             raise RuntimeError(f"all steps are done, at {now / dense:.3f} of the multiply-adds")
         before_step()
-        pruner.step()
-        now = macs(model, data.example())
+        for group in pruner.step(interactive=True):
+            if not group[0].idxs:
+                continue
+            group.prune()
+            now = macs(model, data.example())
+            if now <= target * dense:
+                break
 
 
 def _torch_pruning(importance: str, global_pruning: bool = True) -> Method:
