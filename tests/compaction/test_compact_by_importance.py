@@ -48,7 +48,7 @@ by_gates = pytest.mark.filterwarnings("ignore:the training ended above its budge
 @by_gates
 @pytest.mark.parametrize("limit", [0.7, 0.5])
 def test_it_is_nearer_to_what_the_model_computes(trained: hc.GatedModel, limit: float) -> None:
-    budget = hc.Budget(trained, macs=limit)
+    budget = hc.Budget(trained, macs=limit, by="gates")
     before = copy.deepcopy(trained.state_dict())
     small = hc.compact(trained, budget=budget, **SETTINGS)
     assert hc.count(small, X[:2]).macs <= limit * trained.ledger.dense[1]
@@ -59,7 +59,7 @@ def test_it_is_nearer_to_what_the_model_computes(trained: hc.GatedModel, limit: 
 def test_what_fits_stays_as_it_was(trained: hc.GatedModel) -> None:
     gated = copy.deepcopy(trained)
     gated.gates.log_alpha.data[::4] = 0.5  # neither 0 nor 1
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=1.0), **SETTINGS)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=1.0, by="gates"), **SETTINGS)
     assert apart(outputs(gated.eval(), ((X,), {})), outputs(small.eval(), ((X,), {}))) < 1e-5
     assert small[0].out_features == 24
 
@@ -69,9 +69,9 @@ def test_closed_units_come_back_where_they_fit(trained: hc.GatedModel) -> None:
     gated.gates.log_alpha.data[:20] = -3.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        small = hc.compact(gated, budget=hc.Budget(gated, units=30), **SETTINGS)
+        small = hc.compact(gated, budget=hc.Budget(gated, units=30, by="gates"), **SETTINGS)
     assert small[0].out_features + small[2].out_features == 30
-    by_gates = hc.compact(gated, budget=hc.Budget(gated, units=30))
+    by_gates = hc.compact(gated, budget=hc.Budget(gated, units=30, by="gates"))
     assert missing(gated, small) < 0.5 * missing(gated, by_gates)  # fitted to do no harm
 
 
@@ -80,7 +80,7 @@ def test_widths_are_multiples(trained: hc.GatedModel) -> None:
     gated.gates.log_alpha.data[:5] = gated.gates.log_alpha.data[24:27] = -3.0
     small = hc.compact(gated, round_to=8, **SETTINGS)
     assert (small[0].out_features, small[2].out_features) == (24, 16)
-    small = hc.compact(gated, round_to=8, budget=hc.Budget(gated, macs=0.6), **SETTINGS)
+    small = hc.compact(gated, round_to=8, budget=hc.Budget(gated, macs=0.6, by="gates"), **SETTINGS)
     assert {small[0].out_features % 8, small[2].out_features % 8} == {0}
     assert hc.count(small, X[:2]).macs <= 0.6 * gated.ledger.dense[1]
 
@@ -88,7 +88,7 @@ def test_widths_are_multiples(trained: hc.GatedModel) -> None:
 def test_a_group_that_is_shut_keeps_a_block_that_is_counted(trained: hc.GatedModel) -> None:
     gated = copy.deepcopy(trained)
     gated.gates.log_alpha.data[24:] = -9.0
-    small = hc.compact(gated, round_to=4, budget=hc.Budget(gated, macs=0.4), **SETTINGS)
+    small = hc.compact(gated, round_to=4, budget=hc.Budget(gated, macs=0.4, by="gates"), **SETTINGS)
     assert small[2].out_features % 4 == 0
     assert hc.count(small, X[:2]).macs <= 0.4 * gated.ledger.dense[1]
 
@@ -106,7 +106,7 @@ def test_named_sites(sites: list[str]) -> None:
     limit: dict[str, Any] = {"units": 0.5} if sites == ["3:each"] else {"macs": 0.4}
     settings: dict[str, Any] = {"batches": images.split(16)}
     settings["loss"] = lambda model, x: model(x).square().mean()
-    small = hc.compact(gated, budget=hc.Budget(gated, **limit), **settings)
+    small = hc.compact(gated, budget=hc.Budget(gated, **limit, by="gates"), **settings)
     if "macs" in limit:
         assert 0.35 < hc.count(small, images[:2]).macs / gated.ledger.dense[1] <= 0.4
     else:
@@ -118,13 +118,13 @@ def test_a_shrunk_model(trained: hc.GatedModel) -> None:
     gated.gates.log_alpha.data[:8] = -9.0
     hc.shrink(gated, None)
     assert gated.model[0].out_features == 16
-    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.3), **SETTINGS)
+    small = hc.compact(gated, budget=hc.Budget(gated, macs=0.3, by="gates"), **SETTINGS)
     assert hc.count(small, X[:2]).macs <= 0.3 * gated.ledger.dense[1]
     assert missing(gated, small) < 0.5
 
 
 def test_batches_and_loss_belong_together(trained: hc.GatedModel) -> None:
-    budget = hc.Budget(trained, macs=0.5)
+    budget = hc.Budget(trained, macs=0.5, by="gates")
     for given in ("batches", "loss"):
         with pytest.raises(ArgumentError, match="batches and loss belong together"):
             hc.compact(trained, budget=budget, **{given: SETTINGS[given]})
