@@ -30,7 +30,7 @@ Means = tuple[Tensor, Tensor]
 """The running means of the norm that follows, in the small and in the dense model."""
 
 
-class Unfit(Exception):  # noqa: N818
+class UnfitError(Exception):
     """Why a weight cannot be re-fitted."""
 
 
@@ -70,18 +70,18 @@ def fit_weight(
 def _refuse_size(may_change: Tensor) -> None:
     columns = may_change.shape[2]
     if columns > MAX_COLUMNS:
-        raise Unfit(
+        raise UnfitError(
             f"its {columns:,} inputs need a Gram matrix of {8 * columns**2 / 2**30:.0f} GiB"
         )
     if (products := work(may_change)) > MAX_WORK:
-        raise Unfit(f"its zeros lie scattered: solving takes {products:.0e} multiply-adds")
+        raise UnfitError(f"its zeros lie scattered: solving takes {products:.0e} multiply-adds")
 
 
 def _write(step: Step, call: Stop, matrix: Tensor, solution: Solution, means: Means | None) -> None:
     """Put the solution in its place; channels that a norm all but erases stay as they are."""
     contraction, before = call.contraction, call.contraction.matrix()
     if not (solution.is_finite and matrix.isfinite().all()):
-        raise Unfit(f"its solution is not finite in {before.dtype}")
+        raise UnfitError(f"its solution is not finite in {before.dtype}")
     fitted = _fitted_outputs(step, call, before)
     contraction.write(torch.where(fitted[:, :, None], matrix, before))
     fitted, shift = fitted.flatten(), solution.shift.flatten()

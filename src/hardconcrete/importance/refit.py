@@ -20,7 +20,7 @@ from torch import nn
 
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.fitting import Unfit, fit_weight
+from hardconcrete.importance.fitting import UnfitError, fit_weight
 from hardconcrete.importance.recording import Recorder, Recording, Step
 from hardconcrete.importance.walks import Stop, Walk, walking
 from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
@@ -161,7 +161,7 @@ def _fit_in_order(
         try:
             missing = fit_weight(step, calls, targets, means, ridge)
             fitted[step.name] = max(missing, fitted.get(step.name, 0.0))
-        except Unfit as reason:
+        except UnfitError as reason:
             skipped[step.name] = str(reason)
     return fitted, skipped
 
