@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
+from hardconcrete.structure.undisturbed import (
+    buffers_kept,
+    copied,
+    in_mode,
+    no_fast_path,
+    random_state_kept,
+)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -64,3 +70,19 @@ def test_the_fast_path_comes_back() -> None:
     with pytest.raises(ZeroDivisionError), no_fast_path():
         raise ZeroDivisionError
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_whoever_draws_next_sees_the_random_state_as_it_was() -> None:
+    before = torch.get_rng_state()
+    with random_state_kept():
+        torch.randn(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_copy_of_a_model_that_keeps_its_last_output() -> None:
+    layer = nn.Linear(2, 2)
+    layer.last = layer(torch.ones(1, 2))  # type: ignore[assignment]
+    copy = copied(layer)
+    assert torch.equal(copy.last, layer.last)  # type: ignore[arg-type]
+    assert not copy.last.requires_grad  # type: ignore[union-attr]
+    assert copy.weight is not layer.weight

@@ -1,0 +1,66 @@
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import hardconcrete as hc
+from hardconcrete.objective.constraint import constraints
+from hardconcrete.objective.descent import Descent
+
+
+def network() -> hc.GatedModel:
+    layers = nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)
+    return hc.attach_gates(nn.Sequential(*layers), torch.zeros(1, 4))
+
+
+def test_every_limit_comes_down_geometrically() -> None:
+    gated, every = network(), torch.ones(24)
+    descent = Descent(gated, constraints(gated, {"macs": 0.25, "params": 0.5}, None), every)
+    for part in (0.0, 0.5, 1.0):
+        costs, _ = descent(part)
+        expected = torch.tensor([4.0, 2.0], dtype=torch.float64) ** part
+        torch.testing.assert_close(costs(every), expected)
+    assert not descent.is_met
+    assert abs(descent.depth - torch.tensor(4.0).log()) < 1e-6
+
+
+def test_what_is_met_stays_at_its_limit() -> None:
+    gated, few = network(), (torch.arange(24) % 4 == 0).double()
+    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), few)
+    assert descent.is_met
+    assert descent.depth < 0
+    assert descent(0.0)[0](few) == descent(1.0)[0](few) < 1
+
+
+def test_without_a_limit_nothing_costs() -> None:
+    descent = Descent(network(), (), torch.ones(24))
+    costs, settings = descent(1.0)
+    assert costs(torch.ones(24)).tolist() == [0]
+    assert not settings.reopen
+    assert descent.is_met
+    assert descent.depth == 0
+
+
+def test_units_of_traced_groups_cost_the_same() -> None:
+    gated = network()
+    _, settings = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))(1.0)
+    assert settings.alike == {0, 1}
+    (mask,) = settings.last_resort(torch.ones(24, dtype=torch.float64))
+    assert [mask[group.slice].sum() for group in gated.groups] == [1, 1]
+
+
+def test_latency_is_followed_by_its_smooth_table() -> None:
+    gated = network()
+    table = SimpleNamespace(
+        dense=24.0,
+        delivered=lambda is_open: 8 * (is_open.sum() / 8).ceil(),
+        expected=lambda gates: gates.sum(),
+    )
+    gated._latency = table  # type: ignore[assignment]
+    limits = constraints(gated, {}, None, latency_ms=16.0)
+    costs, settings = Descent(gated, limits, torch.ones(24))(1.0)
+    assert settings.smooth is not None
+    gates = torch.ones(24, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(settings.smooth(gates).sum(), gates)
+    torch.testing.assert_close(slope, torch.full_like(slope, 1 / 16))
+    assert costs(torch.ones(24)).tolist() == [1.5]
