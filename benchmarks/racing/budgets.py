@@ -34,8 +34,9 @@ def _by_importance(model: nn.Module, data: Data, settings: Settings) -> Outcome:
     start = time.perf_counter()
     gated = hc.attach_gates(model.to(data.device), data.example())
     budget = hc.Budget(
-        gated, macs=settings.target, steps=settings.steps, round_to=settings.round_to
-    )
+        gated, macs=settings.target, steps=settings.steps, round_to=settings.round_to,
+        measure_every=1,  # steps are replayed
+    )  # fmt: skip
     trainer = Trainer(
         gated, data, settings.steps, settings.peak_lr, seed=settings.seed + 1000,
         after_step=lambda _: budget.step(),

@@ -71,8 +71,7 @@ def test_closed_units_come_back_where_they_fit(trained: hc.GatedModel) -> None:
         warnings.simplefilter("error")
         small = hc.compact(gated, budget=hc.Budget(gated, units=30, by="gates"), **SETTINGS)
     assert small[0].out_features + small[2].out_features == 30
-    by_gates = hc.compact(gated, budget=hc.Budget(gated, units=30, by="gates"))
-    assert missing(gated, small) < 0.5 * missing(gated, by_gates)  # fitted to do no harm
+    assert missing(gated, small) < 5e-3  # fitted to do no harm
 
 
 def test_widths_are_multiples(trained: hc.GatedModel) -> None:

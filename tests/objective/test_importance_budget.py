@@ -212,7 +212,7 @@ def test_widths_in_multiples() -> None:
     budget = hc.Budget(gated, macs=0.5, steps=STEPS, round_to=8)
     train(gated, budget)
     assert all(units % 8 == 0 and units for units in gated.units_left())
-    with pytest.raises(ArgumentError, match="round_to is for a budget by importance"):
+    with pytest.raises(ArgumentError, match="round_to and measure_every are for a budget"):
         hc.Budget(mlp(), macs=0.5, by="gates", round_to=8)
     with pytest.raises(ArgumentError, match="round_to=0 must be"):
         hc.Budget(mlp(), macs=0.5, round_to=0)
@@ -298,3 +298,32 @@ def test_processes_that_share_a_model_choose_the_same_units(tmp_path: Path) -> N
     assert torch.equal(first, second)
     assert set(first.tolist()) == {0.0, 1.0}
     assert delivered["macs"] <= 0.5
+
+
+def test_a_long_training_measures_every_fourth_step() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.5, steps=1000)
+    measured = []
+    for step in range(9):
+        measured.append(gated.gates.measuring)
+        train(gated, budget, 1, first=step)
+    assert measured == [True, False, False, False] * 2 + [True]
+    often, seldom = (hc.Budget(mlp(), macs=0.5, steps=STEPS, measure_every=n) for n in (1, 3))
+    for each in (often, seldom):
+        train(each.gated, each, optimizer=torch.optim.SGD(each.gated.parameters(), lr=0.0))
+        assert each.delivered()["macs"] <= 0.5
+    assert not often.gated.gates.measuring
+
+
+def test_a_loss_that_the_gates_do_not_reach_is_refused() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.5, steps=20)
+
+    def train_on_nothing() -> None:
+        for _ in range(20):
+            gated.zero_grad()
+            (0 * gated(batch(0)).sum() + budget()).backward()
+            budget.step()
+
+    with pytest.raises(GateError, match="no gradient of the gates was measured"):
+        train_on_nothing()

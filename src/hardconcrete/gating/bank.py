@@ -47,8 +47,9 @@ class GateBank(nn.Module):
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
         flat: whether a gate that is shut has no gradient, as a rectified sample has none.
-        measured: whether training uses the readout, too, and the gradient of log_alpha is that of
-            the gates: a budget by importance measures it.
+        measured: whether training uses the readout, too: a budget by importance measures the gates.
+        measuring: whether log_alpha then gets the gradient of the gates. It costs some time, and is
+            not needed in every step; a CUDA graph that is captured always has it.
     """
 
     generator: torch.Generator | None
@@ -62,7 +63,7 @@ class GateBank(nn.Module):
         self.gate = gate
         self.rule = rule
         self.frozen = False
-        self.measured = False
+        self.measured, self.measuring = False, True
         self.learnt: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -98,11 +99,17 @@ class GateBank(nn.Module):
         if self.frozen:
             return self.readout().detach().expand(*shape, -1)
         if self.measured:
-            slope = self.log_alpha - self.log_alpha.detach()  # zeros
-            return (self.readout().detach() + slope).expand(*shape, -1)
+            return self._constant().expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
             return _sample(self.log_alpha, shape)
         return self.distribution().rsample(shape, generator=self.generator)
+
+    def _constant(self) -> Tensor:
+        """The readout, as a draw."""
+        z = self.readout().detach()
+        if not torch.is_grad_enabled() or not (self.measuring or _is_capturing(z)):
+            return z
+        return z + (self.log_alpha - self.log_alpha.detach())  # zeros, with the slope of z
 
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
@@ -221,6 +228,13 @@ class Holding:
         object.__setattr__(self._bank, "held", self._before)
         if self._drawn is not None and not torch.compiler.is_compiling():
             self._bank._draws.leave(self._noted)
+
+
+def _is_capturing(z: Tensor) -> bool:
+    """Whether a CUDA graph is captured, which will be replayed in all steps."""
+    if torch.compiler.is_compiling() or not z.is_cuda:
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _nothing_held() -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-MEMORY_STEPS = 100
-"""Steps after which a squared gradient counts for 1/e of a new one."""
+MEMORY = 100
+"""Measurements after which a squared gradient counts for 1/e of a new one."""
 
 
 class RunningImportance:
@@ -25,8 +25,8 @@ class RunningImportance:
         self.weight = torch.zeros((), dtype=torch.float32, device=like.device)
 
     def add(self, slope: Tensor) -> None:
-        """Take in the gradient of one step."""
-        decay = 1 - 1 / MEMORY_STEPS
+        """Take in one measurement."""
+        decay = 1 - 1 / MEMORY
         self.total.mul_(decay).addcmul_(slope.float(), slope.float())
         self.weight.mul_(decay).add_(1.0)
 

@@ -46,6 +46,8 @@ class Budget:
             the first 1,000 steps.
         by: ``"importance"`` or ``"gates"``.
         round_to: by importance, every group keeps a multiple of so many units.
+        measure_every: by importance, steps from one measurement to the next. The default is 4 in a
+            training of 1,000 steps or more, else 1. Give 1 if you replay a CUDA graph.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -67,6 +69,7 @@ class Budget:
     gated: GatedModel
     steps: int | None
     round_to: int
+    measure_every: int | None
     constraints: tuple[Constraint, ...]
     _limits: Tensor
     _kinds: ClassVar[dict[str, type["Budget"]]] = {}
@@ -95,6 +98,7 @@ class Budget:
         steps: int | None = None,
         by: str = "importance",  # noqa: ARG002  (it chose the class)
         round_to: int = 1,
+        measure_every: int | None = None,
     ) -> None:
         if not isinstance(gated, GatedModel):
             raise ArgumentError(
@@ -102,8 +106,9 @@ class Budget:
             )
         if steps is not None and not (isinstance(steps, Integral) and steps >= 3):
             raise ArgumentError(f"steps={steps!r} is no length of a training")
-        if not isinstance(round_to, Integral) or isinstance(round_to, bool) or round_to < 1:
-            raise ArgumentError(f"round_to={round_to!r} must be a whole number, at least 1")
+        _refuse_no_count(
+            round_to=round_to, measure_every=1 if measure_every is None else measure_every
+        )
         if gated.gates.rule == "mean":
             raise ArgumentError(
                 "the readout 'mean' shuts no gate, so nothing is delivered by it; attach the gates "
@@ -112,7 +117,7 @@ class Budget:
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
         self.steps = None if steps is None else int(steps)
-        self.round_to = int(round_to)
+        self.round_to, self.measure_every = int(round_to), measure_every
         self.constraints = constraints(gated, limits, units, latency_ms)
         self._limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
@@ -168,3 +173,9 @@ class Budget:
 
     def _terms_in_words(self) -> str:
         return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
+
+
+def _refuse_no_count(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ArgumentError(f"{name}={value!r} must be a whole number, at least 1")

@@ -32,6 +32,9 @@ MAX_CUTS = 100
 STEPS_BETWEEN_CUTS = 10
 """How many steps are measured at least before units are removed again, in a long training."""
 
+LONG_TRAINING = 1000
+"""Steps of a training in which every fourth step is enough to measure."""
+
 OPEN = 20.0
 """log_alpha of an open gate, and minus that of a shut one: the readouts are exactly 1 and 0."""
 
@@ -64,10 +67,11 @@ class ImportanceBudget(Budget, by="importance"):
                 "hc.prune makes a trained model smaller without training"
             )
         self._length, self._first, self._last = steps, round(START * steps), round(END * steps)
+        self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING else 1)
         span = self._last - self._first
         self._every = max(min(STEPS_BETWEEN_CUTS, span // 4), -(-span // MAX_CUTS), 1)
         is_open, before = self._open(), gated.gates.log_alpha.detach().clone()
-        gated.gates.measured = True
+        gated.gates.measured = gated.gates.measuring = True
         self._write(is_open)
         _refuse_other_gates(gated, before)
         self._ledger: tuple[Ledger | None, Ledger | None] = None, None
@@ -78,24 +82,31 @@ class ImportanceBudget(Budget, by="importance"):
 
     def __call__(self) -> Tensor:
         """Zero: the budget does not change the loss."""
-        return self.gated.gates.log_alpha.new_zeros(())
+        log_alpha = self.gated.gates.log_alpha
+        if not log_alpha.requires_grad:
+            return log_alpha.new_zeros(())
+        return 0 * log_alpha.sum()  # so that it has a gradient in every step
 
     @torch.no_grad()
     def step(self) -> None:
         """Measure, and remove units when it is time for it; after the optimizer's step."""
         log_alpha = self.gated.gates.log_alpha
-        if log_alpha.grad is None and not self._settled:
+        measured = self.gated.gates.measuring and not self._settled
+        if measured and log_alpha.grad is None:
             raise GateError(
                 "budget.step() needs the gradients of this step: call the GatedModel in training "
                 "mode, loss.backward(), optimizer.step(), budget.step(), and zero_grad() after that"
             )
         self._step += 1
         log_alpha.sign_().mul_(OPEN)  # whatever an optimizer did to the gates is undone
-        if self._settled or log_alpha.grad is None:
+        if log_alpha.grad is not None:
+            if measured:
+                self._keep_up()
+                self._running.add(log_alpha.grad)
+            log_alpha.grad.zero_()
+        if self._settled:
             return
-        self._keep_up()
-        self._running.add(log_alpha.grad)
-        log_alpha.grad.zero_()
+        self.gated.gates.measuring = self._step % self._measure_every == 0
         if self._step >= self._first and (self._step - self._first) % self._every == 0:
             self._write(self._cut(self._open()))
         if self._step >= self._last:
@@ -163,6 +174,7 @@ class ImportanceBudget(Budget, by="importance"):
         self._running.weight.copy_(state["weight"])
         self._settled = bool(state["settled"])
         self.gated.freeze_gates(False)
+        self.gated.gates.measuring = not self._settled
         if self._settled:
             self._freeze()
 
@@ -175,8 +187,15 @@ class ImportanceBudget(Budget, by="importance"):
         limits = self._limits.double()
         start = self._start.maximum(limits)
         target = (start * (limits / start) ** progress).to(self._place)
+        score = self._running.mean().to(self._place)
+        if not score.any():
+            raise GateError(
+                "no gradient of the gates was measured: the forward of the GatedModel does not "
+                "reach the loss, or runs compiled and captured for every step alike; then build "
+                "the budget with measure_every=1"
+            )
         kept = select_units(
-            self._running.mean().to(self._place),
+            score,
             self.gated.groups,
             is_open.to(self._place),
             lambda gates: self._costs(gates) / target,
@@ -202,6 +221,7 @@ class ImportanceBudget(Budget, by="importance"):
         """Fix the structure."""
         self._write(self._chosen(self._open(), 1.0))
         self._settled = True
+        self.gated.gates.measuring = False
         self._freeze()
 
     def _freeze(self) -> None:

@@ -89,9 +89,10 @@ class LearnedBudget(Budget, by="gates"):
 
     def __init__(self, gated: GatedModel, *, by: str = "gates", **settings: Any) -> None:
         super().__init__(gated, by=by, **settings)
-        if self.round_to != 1:
+        if self.round_to != 1 or self.measure_every is not None:
             raise ArgumentError(
-                "round_to is for a budget by importance; with by='gates' give it to hc.compact"
+                "round_to and measure_every are for a budget by importance; with by='gates' give "
+                "round_to to hc.compact"
             )
         self.warmup = WARMUP if self.steps is None else self.steps // 3
         self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
