@@ -1,7 +1,7 @@
 """What measuring importance costs: a training step under a budget against a dense one.
 
 The same network, optimizer and batch; steps of both are timed in turn, eager and compiled. The
-budget is in its first phase, in which it measures in every fourth step. The time of one cut, in which
+budget is in its first phase, in which it measures in every fourth step. The time of one cut, when
 units are chosen and closed, is recorded beside it: there are at most 100 in a training.
 
     python benchmarks/importance_step.py [--network wrn-28-10] [--out results/importance_step.json]

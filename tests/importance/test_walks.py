@@ -11,7 +11,6 @@ from hardconcrete.importance import walks
 from hardconcrete.importance.refit import refit
 from tests.importance.networks import KINDS, Kind, call
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 
