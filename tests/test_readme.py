@@ -33,7 +33,15 @@ def test_the_blocks_of_a_guide_run_in_order(
 
 
 @pytest.mark.parametrize(
-    "page", [*GUIDES, "CONTRIBUTING.md", "docs/reproduction.md", "docs/gallery.md"]
+    "page",
+    [
+        *GUIDES,
+        "CONTRIBUTING.md",
+        "docs/reproduction.md",
+        "docs/gallery.md",
+        "docs/comparison.md",
+        "docs/wide.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
