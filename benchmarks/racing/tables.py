@@ -41,30 +41,59 @@ STYLES: dict[str, tuple[str, str, str]] = {
 """Colour, marker and line of each method."""
 
 
+Settings = tuple[float, float]
+"""The rate, and the strength of sparse training."""
+
+Runs = dict[tuple[str, ...], dict[Settings, list[Line]]]
+"""By network, data set, cell and method."""
+
+
+def by_settings(lines: Iterable[Line]) -> Runs:
+    """All runs, by what is tuned."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        where = tuple(line[name] for name in ("network", "dataset", "cell", "method"))
+        runs[where][line["peak_lr"], line["regularization"]].append(line)
+    return runs
+
+
+def best(runs: dict[Settings, list[Line]]) -> Settings:
+    """The settings with the least mean error, on the targets that all of them were run with."""
+    shared = set.intersection(*({line["target"] for line in own} for own in runs.values()))
+
+    def mean(settings: Settings) -> float:
+        return _mean_error([line for line in runs[settings] if line["target"] in shared])
+
+    return min(runs, key=mean) if shared else next(iter(runs))
+
+
+def _mean_error(lines: list[Line]) -> float:
+    return statistics.mean(line["error"] for line in lines)
+
+
 def choose(lines: Iterable[Line], out: Path) -> None:
     """Write ``rates.json``: by network, cell and method the rate with the least held-out error."""
-    errors = defaultdict[tuple[str, ...], dict[tuple[float, float], list[float]]](
-        lambda: defaultdict(list)
-    )
-    for line in lines:
-        if line["validate"] and line["cell"] not in ("none", DENSE):
-            settings = line["peak_lr"], line["regularization"]
-            errors[line["network"], line["cell"], line["method"]][settings].append(line["error"])
+    tuned = [line for line in lines if line["validate"] and line["cell"] not in ("none", DENSE)]
     chosen: dict[str, Any] = {}
-    for (network, cell, method), by_settings in sorted(errors.items()):
-        means = {key: (statistics.mean(values), len(values)) for key, values in by_settings.items()}
-        best = min(means, key=lambda key: means[key][0])
-        words = ", ".join(f"{rate:g}: {m:.2f} ({n} runs)" for (rate, _), (m, n) in means.items())
-        print(f"{network} {cell} {method}: {best[0]:g} of {words}")
-        if len({number for _, number in means.values()}) > 1:
+    for (network, _, cell, method), runs in sorted(by_settings(tuned).items()):
+        rate, strength = best(runs)
+        words = ", ".join(
+            f"{r:g}: {_mean_error(own):.2f} ({len(own)} runs)" for (r, _), own in runs.items()
+        )
+        print(f"{network} {cell} {method}: {rate:g} of {words}")
+        if len({len(own) for own in runs.values()}) > 1:
             print("  not all rates have the same number of runs")
-        settings = {"peak_lr": best[0], "regularization": best[1]}
+        settings = {"peak_lr": rate, "regularization": strength}
         chosen.setdefault(network, {}).setdefault(cell, {})[method] = settings
     (out / "rates.json").write_text(json.dumps(chosen, indent=1) + "\n")
 
 
 def cells(lines: list[Line]) -> Iterator[tuple[str, dict[str, dict[float, list[Line]]]]]:
-    """Of one network and data set: each cell with its lines by method and target."""
+    """Of one network and data set: each cell with its lines by method and target.
+
+    Where several rates were tried, only the lines with the best one.
+    """
+    lines = [line for runs in by_settings(lines).values() for line in runs[best(runs)]]
     for cell in CELLS:
         also = SAME_EPOCHS.get(cell)
         rows = {method: defaultdict[float, list[Line]](list) for method in METHODS}
