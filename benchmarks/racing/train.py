@@ -16,6 +16,7 @@ from benchmarks.racing.networks import to_device
 from benchmarks.racing.schedules import SCHEDULES
 from benchmarks.racing.settings import Recipe
 from hardconcrete.gating.compiled import cacheable
+from hardconcrete.paper.stack import start_compilers
 
 BATCH = 128
 MOMENTUM = 0.9
@@ -99,6 +100,8 @@ class Trainer:
         self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
         self.before_update, self.after_step = before_update, after_step
         self.on_gpu = self.device.type == "cuda"
+        if recipe.compiled:
+            start_compilers(self.device)
         self.crops = data.crops(self.steps, BATCH, recipe.seed)
         self.rates = SCHEDULES[recipe.schedule](self.steps, recipe.peak_lr).to(self.device)
         self.rate = torch.zeros((), device=self.device)
@@ -203,7 +206,7 @@ class Trainer:
         """For the step at which this was called last."""
         if self.reached is not None:
             self.reached.synchronize()
-        self.reached = torch.cuda.Event()
+        self.reached = torch.cuda.Event(blocking=True)  # other processes need the core
         self.reached.record()
 
     def finish(self) -> None:
