@@ -1,7 +1,9 @@
 """One run of the race: a job, what it needs, and the line it leaves."""
 
-import time
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,18 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
+from benchmarks.racing.checkpoint import Checkpoint
 from benchmarks.racing.data import Data
-from benchmarks.racing.methods import CELLS, FROM_SCRATCH, METHODS, PEERS, WITHOUT_DENSE
+from benchmarks.racing.methods import (
+    CELLS,
+    FROM_SCRATCH,
+    METHODS,
+    PEERS,
+    RESUMABLE,
+    WITHOUT_DENSE,
+)
 from benchmarks.racing.networks import build, sizes
-from benchmarks.racing.settings import Settings
+from benchmarks.racing.settings import Recipe, Settings
 from benchmarks.racing.train import BATCH, error, train
 from hardconcrete.paper.records import environment
 
@@ -47,6 +57,8 @@ class Job:
         smoke: a few steps on a few images.
         round_to: widths are multiples of this.
         regularization: strength of torch-pruning's sparse training.
+        schedule: of the rate in every training, one of ``SCHEDULES``.
+        compiled: whether ``torch.compile`` makes the forward and backward pass.
     """
 
     network: str
@@ -64,11 +76,18 @@ class Job:
     smoke: bool
     round_to: int
     regularization: float
+    schedule: str = "one-cycle"
+    compiled: bool = False
 
     @property
     def needs_dense(self) -> bool:
         """Whether it waits for the trained model of its seed."""
         return self.cell != DENSE and self.method not in WITHOUT_DENSE
+
+    @property
+    def resumable(self) -> bool:
+        """Whether its training continues from a checkpoint."""
+        return self.cell == DENSE or self.method in RESUMABLE
 
     def work(self, per_epoch: int = 390) -> int:
         """Steps of training."""
@@ -92,20 +111,33 @@ class Job:
     def dense_file(self, work: Path) -> Path:
         """Where the trained model is kept."""
         how = f"{self.dense_epochs}-{self.dense_lr}-{self.seed}"
+        how += "-step" if self.schedule == "step" else ""
         return work / f"dense-{self.name()}-{how}.pt"
 
+    def checkpoint_file(self, work: Path) -> Path:
+        """Where its training continues from."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        mark = hashlib.sha256(text.encode()).hexdigest()[:10]
+        words = f"{self.cell}-{self.method}-{self.target}-{self.seed}-{mark}"
+        return work / f"checkpoint-{self.name()}-{words}.pt"
 
-def run_job(job: Job, data: Data, work: Path) -> dict[str, Any]:
+    @classmethod
+    def key_of(cls, line: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What tells the job of a line from others; older lines lack what has a default."""
+        own = {field.name: field.default for field in fields(cls)}
+        return tuple(line.get(name, default) for name, default in own.items())
+
+
+def run_job(job: Job, data: Data, work: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     """Train, prune, test: the line of a job."""
-    start = time.perf_counter()
     torch.manual_seed(job.seed)
     per_epoch = len(data) // min(BATCH, len(data))
     steps = job.work(per_epoch)
     if job.cell == DENSE:
-        model, more = _train_dense(job, data, steps, work), dict[str, Any]()
+        model, more = _train_dense(job, data, steps, work, checkpoint), dict[str, Any]()
         more["error"] = error(model, data)
     else:
-        model, more = _run_method(job, data, steps, work)
+        model, more = _run_method(job, data, steps, work, checkpoint)
     tested = "held-out training" if job.validate else "test"
     dense = hc.count(build(job.network, data.classes), data.example().cpu())
     small = hc.count(model, data.example())
@@ -117,7 +149,8 @@ def run_job(job: Job, data: Data, work: Path) -> dict[str, Any]:
         "params": small.params,
         "params_fraction": round(small.params / dense.params, 5),
         "method_steps": steps,
-        "seconds": round(time.perf_counter() - start, 2),
+        "seconds": round(checkpoint.seconds(), 2),
+        "pieces": checkpoint.pieces,
         "widths": sizes(model),
         "latency": None,
         "tested_on": f"{len(data.test_labels)} {tested} images",
@@ -125,9 +158,10 @@ def run_job(job: Job, data: Data, work: Path) -> dict[str, Any]:
     }
 
 
-def _train_dense(job: Job, data: Data, steps: int, work: Path) -> nn.Module:
+def _train_dense(job: Job, data: Data, steps: int, work: Path, checkpoint: Checkpoint) -> nn.Module:
     model = build(job.network, data.classes)
-    train(model, data, steps, job.dense_lr, seed=job.seed)
+    recipe = Recipe(steps, job.dense_lr, job.seed, job.schedule, job.compiled)
+    train(model, data, recipe, checkpoint)
     file = job.dense_file(work)
     draft = file.with_suffix(".draft")
     torch.save({"state": model.state_dict(), "error": error(model, data)}, draft)
@@ -135,7 +169,9 @@ def _train_dense(job: Job, data: Data, steps: int, work: Path) -> nn.Module:
     return model
 
 
-def _run_method(job: Job, data: Data, steps: int, work: Path) -> tuple[nn.Module, dict[str, Any]]:
+def _run_method(
+    job: Job, data: Data, steps: int, work: Path, checkpoint: Checkpoint
+) -> tuple[nn.Module, dict[str, Any]]:
     dense = build(job.network, data.classes).to(data.device)
     more: dict[str, Any] = {}
     if job.needs_dense:
@@ -151,6 +187,9 @@ def _run_method(job: Job, data: Data, steps: int, work: Path) -> tuple[nn.Module
         regularization=job.regularization,
         round_to=job.round_to,
         images=SMOKE_IMAGES if job.smoke else Settings.images,
+        schedule=job.schedule,
+        compiled=job.compiled,
+        checkpoint=checkpoint,
     )
     outcome = METHODS[job.method](dense, data, settings)
     more |= outcome.more

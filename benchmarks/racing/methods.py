@@ -38,14 +38,13 @@ def recalibrated(model: nn.Module, data: Data) -> nn.Module:
 
 
 def fine_tune(outcome: Outcome, data: Data, settings: Settings, steps: int) -> Outcome:
-    """One-cycle training of what a method made, after its error without training is noted."""
+    """Training of what a method made, after its error without training is noted."""
     if not steps:
         outcome.more["error_as_pruned"] = error(outcome.model, data)
         outcome.more["error_recalibrated"] = error(recalibrated(outcome.model, data), data)
         return outcome
-    outcome.train_seconds += train(
-        outcome.model, data, steps, settings.peak_lr, seed=settings.seed + 1000
-    )
+    recipe = settings.recipe(seed=1000, steps=steps)
+    outcome.train_seconds += train(outcome.model, data, recipe, settings.checkpoint.without_file())
     return outcome
 
 
@@ -66,15 +65,15 @@ def ours(dense: nn.Module, data: Data, settings: Settings) -> Outcome:
 
 
 def from_scratch(model: nn.Module, data: Data, settings: Settings) -> Outcome:
-    """Ordinary training of a fresh network."""
-    return Outcome(
-        model, 0.0, train(model, data, settings.steps, settings.peak_lr, seed=settings.seed)
-    )
+    """Ordinary training of a fresh network, which can be continued."""
+    return Outcome(model, 0.0, train(model, data, settings.recipe(), settings.checkpoint))
 
 
 def uniformly_narrow(dense: nn.Module, data: Data, settings: Settings) -> Outcome:  # noqa: ARG001
     """A narrow network from scratch."""
-    model = narrow(settings.network, data.classes, settings.target, data.example())
+    model = narrow(
+        settings.network, data.classes, settings.target, data.example(), settings.round_to
+    )
     return from_scratch(model, data, settings)
 
 
@@ -82,7 +81,8 @@ def our_widths(dense: nn.Module, data: Data, settings: Settings) -> Outcome:
     """A network with the widths that ``hc.prune`` chooses, from scratch."""
     pruned = ours(dense, data, replace(settings, steps=0)).model
     torch.manual_seed(settings.seed)
-    return from_scratch(same_widths(pruned), data, settings)
+    again = replace(settings, checkpoint=settings.checkpoint.without_file())
+    return from_scratch(same_widths(pruned), data, again)
 
 
 def dense_from_scratch(dense: nn.Module, data: Data, settings: Settings) -> Outcome:  # noqa: ARG001
@@ -191,10 +191,8 @@ def sparse_training(dense: nn.Module, data: Data, settings: Settings) -> Outcome
     seconds = train(
         model,
         data,
-        steps,
-        settings.peak_lr,
-        seed=settings.seed + 2000,
-        weight_decay=0.0,
+        settings.recipe(seed=2000, steps=steps, weight_decay=0.0),
+        settings.checkpoint.without_file(),
         before_update=lambda: pruner.regularize(model),
     )
     start = time.perf_counter()
@@ -228,6 +226,9 @@ FROM_SCRATCH = ("ours-scratch", "narrow", "same-widths", "dense")
 
 WITHOUT_DENSE = ("ours-scratch", "narrow", "dense")
 """Methods that need no trained model."""
+
+RESUMABLE = ("ours-scratch", "ours-budget", "narrow", "dense")
+"""Methods whose training continues from a checkpoint; the others start again."""
 
 CELLS: Mapping[str, tuple[str, ...]] = {
     "none": ("ours", *(name for name in PEERS if name != "tp-reg")),

@@ -1,6 +1,7 @@
 """Networks of the race, narrow ones, and networks with the widths of another."""
 
 import copy
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -75,6 +76,55 @@ class ResNet(nn.Module):
         return self.fc(self.stages(self.bn(self.conv(x)).relu()).mean((2, 3)))
 
 
+class PreActivatedBlock(nn.Module):
+    """A norm and an activation before each of two convolutions.
+
+    Where the shape changes, the shortcut is a 1x1 convolution of the activated maps.
+    """
+
+    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, inner, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The next maps."""
+        active = self.bn1(x).relu()
+        out = self.conv2(self.bn2(self.conv1(active)).relu())
+        return out + (x if self.shortcut is None else self.shortcut(active))
+
+
+class WideResNet(nn.Module):
+    """A wide residual network of 6n + 4 layers, as ``hardconcrete.paper.models`` builds it.
+
+    Its widths are those of the stem, of the three streams, and inside each block.
+    """
+
+    def __init__(self, classes: int, widths: Widths) -> None:
+        super().__init__()
+        inputs, streams, inner = widths[0], widths[1:4], widths[4:]
+        blocks = len(inner) // 3
+        self.stem = nn.Conv2d(3, inputs, 3, padding=1, bias=False)
+        self.stages = nn.Sequential()
+        for stage, outputs in enumerate(streams):
+            parts = nn.Sequential()
+            for block, width in enumerate(inner[stage * blocks : (stage + 1) * blocks]):
+                stride = 2 if stage and not block else 1
+                parts.append(PreActivatedBlock(inputs, width, outputs, stride, block == 0))
+                inputs = outputs
+            self.stages.append(parts)
+        self.bn = nn.BatchNorm2d(inputs)
+        self.fc = nn.Linear(inputs, classes)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        return self.fc(self.bn(self.stages(self.stem(x))).relu().mean((2, 3)))
+
+
 VGG_POOLS = (1, 3, 6, 9, 12)
 """Convolutions of VGG-16 that are followed by pooling."""
 
@@ -121,13 +171,16 @@ class LeNet5(nn.Module):
         return self.fc2(self.fc1(x.flatten(1)).relu())
 
 
-def _resnet_widths(blocks: int) -> Widths:
-    return 16, 32, 64, *[16] * blocks, *[32] * blocks, *[64] * blocks
+def _resnet_widths(blocks: int, factor: int = 1) -> Widths:
+    streams = 16 * factor, 32 * factor, 64 * factor
+    return *streams, *(width for width in streams for _ in range(blocks))
 
 
 NETWORKS: Mapping[str, tuple[Builder, Widths]] = {
     "resnet20": (ResNet, _resnet_widths(3)),
+    "resnet20x4": (ResNet, _resnet_widths(3, factor=4)),
     "resnet56": (ResNet, _resnet_widths(9)),
+    "wrn-28-10": (WideResNet, (16, *_resnet_widths(4, factor=10))),
     "vgg16bn": (VGG, (64, 64, 128, 128, *[256] * 3, *[512] * 6)),
     "lenet5": (LeNet5, (20, 50, 500)),
 }
@@ -144,16 +197,24 @@ def macs(model: nn.Module, example: Tensor) -> int:
     return hc.count(model, example).macs
 
 
-def narrow(network: str, classes: int, fraction: float, example: Tensor) -> nn.Module:
-    """All widths times one factor: the most multiply-adds not above a fraction of the dense."""
+def narrow(
+    network: str, classes: int, fraction: float, example: Tensor, round_to: int = 1
+) -> nn.Module:
+    """All widths times one factor: the most multiply-adds not above a fraction of the dense.
+
+    Widths are multiples of ``round_to``, as in a network that was pruned so.
+    """
     builder, widths = NETWORKS[network]
     make, example = partial(builder, classes), example.cpu()
     limit = fraction * macs(make(widths), example)
     # The factors at which a rounded width changes.
-    factors = sorted({(k + 0.5) / width for width in widths for k in range(1, width)} | {0.0, 1.0})
+    parts = [width / round_to for width in widths]
+    changes = {(k + 0.5) / part for part in parts for k in range(1, math.ceil(part))}
+    factors = sorted({factor for factor in changes if factor < 1} | {0.0, 1.0})
 
     def scaled(factor: float) -> list[int]:
-        return [max(1, int(factor * width + 0.5 + 1e-9)) for width in widths]
+        rounded = (round_to * max(1, int(factor * part + 0.5 + 1e-9)) for part in parts)
+        return [min(new, width) for new, width in zip(rounded, widths, strict=True)]
 
     above = bisect_right(factors, limit, key=lambda factor: macs(make(scaled(factor)), example))
     return make(scaled(factors[max(0, above - 1)]))

@@ -1,6 +1,7 @@
 """Running all jobs: processes that share one GPU, and files of results that only grow."""
 
 import json
+import math
 import os
 import queue
 import shutil
@@ -12,20 +13,47 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import multiprocessing
 
+from benchmarks.racing.checkpoint import Checkpoint, Paused
 from benchmarks.racing.data import Data, cache_split
 from benchmarks.racing.jobs import DENSE, Job, run_job
+from benchmarks.racing.kept import keep, restore
+from benchmarks.racing.plan import seconds
 
-PRUNING_WORK = 400
-"""What pruning and starting cost, in steps of training, for the estimate of the time left."""
+SECONDS_TO_PAUSE = 30
+"""How long after its time is over a job may take to write its checkpoint and stop."""
 
 Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long jobs run, and what outlives them.
+
+    Args:
+        deadline: when every training stops, as ``time.time()`` counts.
+        every: seconds from one checkpoint to the next.
+        keep: the folder of checkpoints that outlive the machine.
+    """
+
+    deadline: float = math.inf
+    every: float = 60.0
+    keep: Path | None = None
+
+    def over(self) -> bool:
+        """Whether no job starts any more."""
+        return time.time() >= self.deadline
+
+    def checkpoint(self, job: Job, work: Path) -> Checkpoint:
+        """That of a job which starts now."""
+        file = job.checkpoint_file(work) if job.resumable else None
+        return Checkpoint(file, self.every, self.deadline)
 
 
 def read_lines(out: Path, ending: str = "") -> list[Line]:
@@ -43,9 +71,8 @@ def write_line(out: Path, name: str, line: Line) -> None:
 
 def without_done(jobs: Iterable[Job], out: Path, work: Path) -> list[Job]:
     """Jobs without a line; a dense training also runs again if its model is lost and needed."""
-    names = [field.name for field in fields(Job)]
-    done = {tuple(line.get(name) for name in names) for line in read_lines(out)}
-    left = [job for job in jobs if tuple(asdict(job).values()) not in done]
+    done = {Job.key_of(line) for line in read_lines(out)}
+    left = [job for job in jobs if Job.key_of(asdict(job)) not in done]
     needed = {job.dense_file(work) for job in left if job.needs_dense}
     lost = [
         job
@@ -59,11 +86,19 @@ def without_done(jobs: Iterable[Job], out: Path, work: Path) -> list[Job]:
 
 
 def run_all(
-    jobs: list[Job], data: Path | None, work: Path, out: Path, device: str, processes: int
+    jobs: list[Job],
+    data: Path | None,
+    work: Path,
+    out: Path,
+    device: str,
+    processes: int,
+    limits: Limits,
 ) -> int:
     """Run what is not done; returns how many failed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all below is undone
     work.mkdir(parents=True, exist_ok=True)
+    if limits.keep:
+        restore(limits.keep, work)
     waiting = without_done(jobs, out, work)
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs are done already", flush=True)
     if not waiting:
@@ -74,56 +109,83 @@ def run_all(
             for split in ("train",) if validate else ("train", "test"):
                 cache_split(dataset, split, data, cached)
         with _shared_gpu(device, processes):
-            workers = Workers(min(processes, len(waiting)), cached, work, device)
+            workers = Workers(min(processes, len(waiting)), cached, work, device, limits)
             try:
-                return _schedule(waiting, workers, work, out)
+                return _schedule(waiting, workers, work, out, limits)
             finally:
                 workers.stop()
+                if limits.keep:
+                    _keep(without_done(jobs, out, work), work, limits.keep)
 
 
-def _schedule(waiting: list[Job], workers: "Workers", work: Path, out: Path) -> int:
+def _keep(jobs: list[Job], work: Path, folder: Path) -> None:
+    """What jobs that are not done have written, and the dense models that they wait for."""
+    dense = [job.dense_file(work) for job in jobs if job.needs_dense]
+    files = dict.fromkeys([job.checkpoint_file(work) for job in jobs] + dense)
+    for file in keep([file for file in files if file.exists()], folder):
+        print(f"no room to keep {file.name}, {file.stat().st_size / 1e6:.1f} MB", flush=True)
+
+
+def _schedule(waiting: list[Job], workers: "Workers", work: Path, out: Path, limits: Limits) -> int:
     """Dense trainings first, then the longest job whose dense model is there."""
-    waiting = sorted(waiting, key=lambda job: (job.cell != DENSE, -job.work()))
-    total, done, failed, start = sum(map(_weight, waiting)), 0, 0, time.monotonic()
-    count, finished, running = len(waiting), 0, dict[int, Job]()
+    waiting = sorted(waiting, key=lambda job: (job.cell != DENSE, -seconds(job)))
+    total, done, failed, start = sum(map(seconds, waiting)), 0.0, 0, time.time()
+    count, finished, paused, running = len(waiting), 0, 0, dict[int, tuple[Job, float]]()
+    pace = 0.0  # the most seconds that a job took for each that was estimated
     while waiting or running:
-        coming = {
-            job.dense_file(work) for job in [*waiting, *running.values()] if job.cell == DENSE
-        }
-        for worker in workers.idle(running):
-            ready = (job for job in waiting if _ready(job, coming, work))
+        coming = [job for job, _ in running.values()] + waiting
+        dense = {job.dense_file(work) for job in coming if job.cell == DENSE}
+        for worker in [] if limits.over() else workers.idle(running):
+            time_left = limits.deadline - time.time()
+            ready = (
+                job
+                for job in waiting
+                if _ready(job, dense, work) and (job.resumable or seconds(job) * pace < time_left)
+            )
             if (job := next(ready, None)) is None:
                 break
             waiting.remove(job)
-            running[worker] = job
+            running[worker] = job, time.time()
             workers.give(worker, job)
         if not running:
-            print(f"{len(waiting)} jobs have no dense model", flush=True)
-            return failed + len(waiting)
-        worker, line, trouble = workers.next_result(running)
-        job = running.pop(worker)
-        finished, done = finished + 1, done + _weight(job)
+            break
+        result = workers.next_result(running, limits.deadline + SECONDS_TO_PAUSE)
+        if result is None:
+            print(f"{len(running)} jobs did not stop in time", flush=True)
+            paused += len(running)
+            break
+        worker, line, trouble = result
+        job, began = running.pop(worker)
+        if line is None and not trouble:
+            paused += 1
+            print(f"paused {_words(job)}", flush=True)
+            continue
+        finished, done = finished + 1, done + seconds(job)
         if line is None:
             failed += 1
             print(f"FAILED {_words(job)}\n{trouble}", flush=True)
             continue
         write_line(out, job.name(), line)
-        left = (time.monotonic() - start) * (total - done) / done
+        job.checkpoint_file(work).unlink(missing_ok=True)
+        pace = max(pace, (time.time() - began) / seconds(job))
+        rest = (time.time() - start) * (total - done) / done
         print(
-            f"[{finished}/{count}, {left / 60:.1f} min left] {_words(job)}: error "
+            f"[{finished}/{count}, {rest / 60:.1f} min left] {_words(job)}: error "
             f"{line['error']:.2f}% at {line['macs_fraction']:.4f} in {line['seconds']:.0f} s",
             flush=True,
         )
+    left = len(waiting) + paused
+    if left and limits.deadline < math.inf:
+        print(f"{left} jobs are left: give the same command again", flush=True)
+    elif left:
+        print(f"{left} jobs have no dense model", flush=True)
+        failed += left
     return failed
 
 
 def _ready(job: Job, coming: set[Path], work: Path) -> bool:
     file = job.dense_file(work)
     return not job.needs_dense or (file not in coming and file.exists())
-
-
-def _weight(job: Job) -> int:
-    return job.work() + PRUNING_WORK
 
 
 def _words(job: Job) -> str:
@@ -135,9 +197,9 @@ def _words(job: Job) -> str:
 class Workers:
     """Processes that each hold the data and run one job at a time."""
 
-    def __init__(self, number: int, data: Path, work: Path, device: str) -> None:
+    def __init__(self, number: int, data: Path, work: Path, device: str, limits: Limits) -> None:
         self.context = multiprocessing.get_context("spawn")
-        self.arguments = data, work, device
+        self.arguments = data, work, device, limits
         self.results = self.context.Queue()
         self.tasks = [self.context.Queue() for _ in range(number)]
         self.processes = [self._start(worker) for worker in range(number)]
@@ -156,12 +218,19 @@ class Workers:
         """Start a job."""
         self.tasks[worker].put(job)
 
-    def next_result(self, running: Iterable[int]) -> tuple[int, Line | None, str]:
-        """The worker, its line, or what went wrong; a process that died is started again."""
+    def next_result(
+        self, running: Iterable[int], deadline: float
+    ) -> tuple[int, Line | None, str] | None:
+        """The worker, its line, or what went wrong; a process that died is started again.
+
+        Without a line and trouble the job was paused. None if nothing comes until the deadline.
+        """
         while True:
             try:
-                return self.results.get(timeout=5)
+                return self.results.get(timeout=min(5.0, max(0.1, deadline - time.time())))
             except queue.Empty:
+                if time.time() >= deadline:
+                    return None
                 for worker in running:
                     if not self.processes[worker].is_alive():
                         code = self.processes[worker].exitcode
@@ -177,7 +246,15 @@ class Workers:
             process.join()
 
 
-def _work(worker: int, tasks: Any, results: Any, folder: Path, work: Path, device: str) -> None:
+def _work(
+    worker: int,
+    tasks: Any,
+    results: Any,
+    folder: Path,
+    work: Path,
+    device: str,
+    limits: Limits,
+) -> None:
     torch.set_num_threads(1)
     if device == "cuda":  # everything on one stream, which can be captured
         torch.cuda.set_stream(torch.cuda.Stream())
@@ -194,7 +271,10 @@ def _work(worker: int, tasks: Any, results: Any, folder: Path, work: Path, devic
             if which not in images:
                 images.clear()
                 images[which] = Data(*which)
-            results.put((worker, run_job(job, images[which], work), ""))
+            checkpoint = limits.checkpoint(job, work)
+            results.put((worker, run_job(job, images[which], work, checkpoint), ""))
+        except Paused:
+            results.put((worker, None, ""))
         except (Exception, SystemExit):
             results.put((worker, None, traceback.format_exc()))
 

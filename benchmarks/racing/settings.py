@@ -1,9 +1,14 @@
 """What a method of the race gets, and what it gives back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
+
+from benchmarks.racing.checkpoint import Checkpoint
+
+WEIGHT_DECAY = 5e-4
+"""Of all parameters."""
 
 IMAGES = 2048
 """Training images that a method may look at to prune, and those that re-estimate batch norms."""
@@ -13,6 +18,27 @@ REGULARIZATION = 5e-4
 
 SPARSE_PART = 0.5
 """Part of the steps after the dense training that are sparse training; half in its benchmark."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained.
+
+    Args:
+        steps: in all.
+        peak_lr: the highest rate.
+        seed: of the order and the crops of the images.
+        schedule: of the rate, one of ``SCHEDULES``.
+        compiled: whether ``torch.compile`` makes the forward and backward pass.
+        weight_decay: of all parameters.
+    """
+
+    steps: int
+    peak_lr: float
+    seed: int = 0
+    schedule: str = "one-cycle"
+    compiled: bool = False
+    weight_decay: float = WEIGHT_DECAY
 
 
 @dataclass(frozen=True)
@@ -29,6 +55,9 @@ class Settings:
         sparse_part: of the steps, those that are sparse training.
         round_to: widths are multiples of this.
         images: training images that a method may look at to prune.
+        schedule: of the rate.
+        compiled: whether ``torch.compile`` makes the forward and backward pass.
+        checkpoint: of a training that can be continued, and when every training has to stop.
     """
 
     network: str
@@ -40,6 +69,19 @@ class Settings:
     sparse_part: float = SPARSE_PART
     round_to: int = 1
     images: int = IMAGES
+    schedule: str = "one-cycle"
+    compiled: bool = False
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+
+    def recipe(self, seed: int = 0, **changes: Any) -> Recipe:
+        """How the method trains.
+
+        Args:
+            seed: added to that of the job, so that two trainings of a job see other crops.
+            changes: of the recipe.
+        """
+        own = Recipe(self.steps, self.peak_lr, self.seed + seed, self.schedule, self.compiled)
+        return replace(own, **changes)
 
 
 @dataclass

@@ -1,23 +1,29 @@
-"""Training: SGD under a one-cycle rate; on a GPU every step is the replay of one CUDA graph."""
+"""Training with SGD; on a GPU every step is the replay of one CUDA graph."""
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import hardconcrete as hc
+from benchmarks.racing.checkpoint import Checkpoint, State
 from benchmarks.racing.data import Data
 from benchmarks.racing.networks import to_device
+from benchmarks.racing.schedules import SCHEDULES
+from benchmarks.racing.settings import Recipe
+from hardconcrete.gating.compiled import cacheable
+from hardconcrete.paper.stack import start_compilers
 
 BATCH = 128
 MOMENTUM = 0.9
-WEIGHT_DECAY = 5e-4
-RISE = 0.15
-"""Part of the training in which the rate goes up."""
 EAGER_STEPS = 3
 """Steps before a capture: cuDNN and the optimiser make there what they keep."""
+MAX_STEPS_AHEAD = 50
+"""Steps that are queued on a GPU at most, so that a training can stop in time."""
 TEST_BATCH = 1000
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -29,12 +35,9 @@ def cross_entropy(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def one_cycle(steps: int, peak: float) -> Tensor:
-    """The rate of every step: linear up to the peak, then linear down to nearly zero."""
-    top = max(1, round(RISE * steps))
-    up = torch.arange(1, top + 1) / top
-    down = torch.arange(steps - top, 0, -1) / (steps - top + 1)
-    return peak * torch.cat([up, down])[:steps].float()
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled for the sizes at hand; another process finds the code in the cache on disk."""
+    return torch.compile(function, dynamic=False, options=cacheable())
 
 
 class NesterovSGD(torch.optim.SGD):
@@ -65,16 +68,15 @@ class Trainer:
     """A training whose steps are taken one at a time or all at once.
 
     Between two steps a method may change the model's values in place. If it changes its tensors,
-    it calls ``recapture``.
+    it calls ``finish`` before and ``recapture`` after that.
 
     Args:
         model: trained in place.
         data: its images.
-        steps: in all.
-        peak_lr: the highest rate.
-        seed: of the order and the crops of the images.
-        weight_decay: of all parameters.
+        recipe: how it is trained.
         loss: from the model, images and labels to a scalar.
+        budget: its step follows every step.
+        checkpoint: where the training continues from, and when it stops.
         before_update: called between the gradients and the update, outside any CUDA graph.
         after_step: called with the number of every step once it is done.
         parameters: those that the optimizer moves; all of them by default.
@@ -84,37 +86,75 @@ class Trainer:
         self,
         model: nn.Module,
         data: Data,
-        steps: int,
-        peak_lr: float,
+        recipe: Recipe,
         *,
-        seed: int = 0,
-        weight_decay: float = WEIGHT_DECAY,
         loss: Loss = cross_entropy,
+        budget: hc.Budget | None = None,
+        checkpoint: Checkpoint | None = None,
         before_update: Callable[[], None] | None = None,
         after_step: Callable[[int], None] | None = None,
         parameters: list[nn.Parameter] | None = None,
     ) -> None:
-        self.data, self.steps, self.loss = data, steps, loss
-        self.device, self.weight_decay = data.device, weight_decay
+        self.data, self.recipe, self.steps, self.loss = data, recipe, recipe.steps, loss
+        self.device, self.budget = data.device, budget
+        self.checkpoint = Checkpoint() if checkpoint is None else checkpoint
         self.before_update, self.after_step = before_update, after_step
         self.on_gpu = self.device.type == "cuda"
-        self.crops = data.crops(steps, BATCH, seed)
-        self.rates = one_cycle(steps, peak_lr).to(self.device)
+        if recipe.compiled:
+            start_compilers(self.device)
+        self.crops = data.crops(self.steps, BATCH, recipe.seed)
+        self.rates = SCHEDULES[recipe.schedule](self.steps, recipe.peak_lr).to(self.device)
         self.rate = torch.zeros((), device=self.device)
         self.number = torch.zeros(1, dtype=torch.long, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
-        self.done = 0
+        self.done, self.seconds_before, self.start = 0, 0.0, time.perf_counter()
         self.stream = _side_stream() if self.on_gpu else None
+        self.reached: torch.cuda.Event | None = None
         self.model = to_device(model, self.device)
         self.optimizer = self._optimizer(parameters or list(self.model.parameters()))
+        if state := self.checkpoint.load(self.device):
+            self._restore(state)
         self.recapture()
+
+    def seconds(self) -> float:
+        """How long it took so far, in all its pieces."""
+        return self.seconds_before + time.perf_counter() - self.start
+
+    def state(self) -> State:
+        """All that the training changes."""
+        parameters = self.optimizer.param_groups[0]["params"]
+        momentum = {
+            index: self.optimizer.state[parameter]["momentum_buffer"]
+            for index, parameter in enumerate(parameters)
+            if "momentum_buffer" in self.optimizer.state[parameter]
+        }
+        return {
+            "done": self.done,
+            "seconds": self.seconds(),
+            "loss_sum": self.loss_sum,
+            "model": self.model.state_dict(),
+            "momentum": momentum,
+            "budget": self.budget.state_dict() if self.budget else {},
+        }
+
+    def _restore(self, state: State) -> None:
+        """Continue from a state. Units that were removed there are removed here first."""
+        self.model.load_state_dict(state["model"])
+        parameters = self.optimizer.param_groups[0]["params"]
+        for index, velocity in state["momentum"].items():
+            self.optimizer.state[parameters[index]]["momentum_buffer"] = velocity
+        if self.budget:
+            self.budget.load_state_dict(state["budget"])
+        self.done, self.seconds_before = state["done"], state["seconds"]
+        self.number.fill_(self.done)
+        self.loss_sum.copy_(state["loss_sum"])
 
     def _optimizer(self, parameters: list[nn.Parameter]) -> NesterovSGD:
         optimizer = NesterovSGD(
             parameters,
             lr=0.1,
             momentum=MOMENTUM,
-            weight_decay=self.weight_decay,
+            weight_decay=self.recipe.weight_decay,
             nesterov=True,
         )
         for group in optimizer.param_groups:
@@ -131,9 +171,22 @@ class Trainer:
         if model is not None:
             self.model = to_device(model, self.device)
             self.optimizer = self._optimizer(list(self.model.parameters()))
+        self._lay_out()
         self.eager_left = EAGER_STEPS
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.optimizer.zero_grad(set_to_none=True)
+        self.forward = self._forward
+        if self.recipe.compiled:
+            torch._dynamo.reset()  # what was compiled for a larger network
+            self.forward = compiled(self._forward)
+
+    def _lay_out(self) -> None:
+        """What was cut or loaded may be laid out otherwise, which convolutions are slow with."""
+        self.model = to_device(self.model, self.device)
+        for parameter, state in self.optimizer.state.items():
+            velocity = state.get("momentum_buffer")
+            if velocity is not None and velocity.stride() != parameter.stride():
+                state["momentum_buffer"] = torch.empty_like(parameter.detach()).copy_(velocity)
 
     def run(self, until: int | None = None) -> None:
         """All steps that are left, or those before a number."""
@@ -141,8 +194,20 @@ class Trainer:
         for step in range(self.done, self.steps if until is None else until):
             self._step()
             self.done = step + 1
+            if self.budget:
+                self.budget.step()
             if self.after_step:
                 self.after_step(step)
+            if self.on_gpu and self.done % MAX_STEPS_AHEAD == 0:
+                self._wait()
+            self.checkpoint.after_step(self.state)
+
+    def _wait(self) -> None:
+        """For the step at which this was called last."""
+        if self.reached is not None:
+            self.reached.synchronize()
+        self.reached = torch.cuda.Event(blocking=True)  # other processes need the core
+        self.reached.record()
 
     def finish(self) -> None:
         """Wait for the device, and give the memory of graphs and gradients back."""
@@ -167,7 +232,7 @@ class Trainer:
 
     def _eager_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+        with self._cudnn():
             self._gradients()
         if self.before_update:
             self.before_update()
@@ -189,7 +254,7 @@ class Trainer:
         for part in parts:
             graph = torch.cuda.CUDAGraph()
             with (
-                torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True),
+                self._cudnn(),
                 torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"),
             ):
                 part()
@@ -201,10 +266,20 @@ class Trainer:
 
     def _gradients(self) -> None:
         images, labels = self.data.batch(self.crops, self.number)
-        with self._autocast():
-            loss = self.loss(self.model, images, labels)
+        loss = self.forward(images, labels)
         loss.backward()
         self.loss_sum += loss.detach()
+
+    def _forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        with self._autocast():
+            return self.loss(self.model, images, labels)
+
+    def _cudnn(self) -> AbstractContextManager[None]:
+        """The fastest kernels: of all that cuDNN has in a long training, else of its first ten."""
+        limit = 0 if self.recipe.compiled else 10
+        return torch.backends.cudnn.flags(
+            enabled=True, benchmark=True, benchmark_limit=limit, allow_tf32=True
+        )
 
     def _update(self) -> None:
         self.rate.copy_(self.rates.index_select(0, self.number)[0])
@@ -226,20 +301,16 @@ def _side_stream() -> torch.cuda.Stream:
 def train(
     model: nn.Module,
     data: Data,
-    steps: int,
-    peak_lr: float,
+    recipe: Recipe,
+    checkpoint: Checkpoint,
     *,
-    seed: int = 0,
-    weight_decay: float = WEIGHT_DECAY,
     before_update: Callable[[], None] | None = None,
 ) -> float:
     """Train a model in place; returns the seconds it took."""
-    start = time.perf_counter()
-    how = {"seed": seed, "weight_decay": weight_decay, "before_update": before_update}
-    trainer = Trainer(model, data, steps, peak_lr, **how)
+    trainer = Trainer(model, data, recipe, checkpoint=checkpoint, before_update=before_update)
     trainer.run()
     trainer.finish()
-    return time.perf_counter() - start
+    return trainer.seconds()
 
 
 @torch.no_grad()
