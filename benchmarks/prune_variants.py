@@ -2,6 +2,7 @@
 
 - ``base``: six stages, 2,048 images in batches of 128.
 - ``st12``: twelve stages.
+- ``more``: 8,192 images, and four times the rows in each regression.
 - ``ablate``: a unit's importance is the exact increase of the loss of 1,024 images when it goes.
 
     python benchmarks/prune_variants.py --work DIR --data DIR --out results/prune_variants.jsonl
@@ -31,7 +32,12 @@ from benchmarks.racing.train import error
 from hardconcrete.importance import stages
 from hardconcrete.structure.undisturbed import in_mode
 
-VARIANTS: dict[str, dict[str, Any]] = {"base": {}, "st12": {"stages": 12}, "ablate": {}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "st12": {"stages": 12},
+    "more": {"examples": 8192},
+    "ablate": {},
+}
 ABLATED_BATCHES = 8
 """Batches of 128 images for the exact increase of the loss."""
 
@@ -57,7 +63,7 @@ def exact_increase(gated: hc.GatedModel, batches: Any, loss: Any, is_open: Tenso
 
 def pruned(name: str, dense: nn.Module, data: Data, target: float) -> nn.Module:
     """The small model of a variant."""
-    batches = list(data.batches(2048))
+    batches = list(data.batches(VARIANTS[name].get("examples", 2048)))
     measure = exact_increase if name == "ablate" else stages.measure_importance
     with patch.object(stages, "measure_importance", measure):
         return hc.prune(
@@ -74,19 +80,23 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/prune_variants.jsonl"))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
+    parser.add_argument("--targets", nargs="+", type=float, default=[0.7, 0.5])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     a = parser.parse_args()
     device = torch.device(a.device)
     data = Data("cifar10", True, a.data, device, False)
-    for name, target, seed in product(VARIANTS, (0.7, 0.5), (0, 1)):
+    for name, target, seed in product(a.variants, a.targets, a.seeds):
         dense = build("resnet20", 10)
         file = a.work / f"dense-resnet20-cifar10-held-out-12-0.2-{seed}.pt"
         dense.load_state_dict(torch.load(file, map_location="cpu")["state"])
         dense = to_device(dense, device).eval()
         start = time.perf_counter()
         small = pruned(name, dense, data, target)
+        seconds = round(time.perf_counter() - start, 1)
         line = {"name": name, "target": target, "seed": seed, "dense": error(dense, data)}
-        line |= {"error": error(small, data), "seconds": round(time.perf_counter() - start, 1)}
+        line |= {"device": a.device, "error": error(small, data), "seconds": seconds}
         print(json.dumps(line), flush=True)
         with a.out.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -17,6 +17,9 @@ MIN_ROWS = 32_768
 ROWS_PER_COLUMN = 8
 """Rows for each unknown of an output, above that."""
 
+ROWS_PER_BATCH = 2048
+"""Rows from each batch at least: more batches are given for a better fit."""
+
 MAX_CHUNK_ENTRIES = 2**22
 """Entries of rows that are in memory at a time."""
 
@@ -108,7 +111,7 @@ def _chunks(
     """Rows and their targets, in float32 or better, as many as fit at a time."""
     matrix = calls[0].contraction.matrix()
     width = matrix.shape[0] * (int(columns.sum()) + matrix.shape[1])
-    wanted = max(MIN_ROWS, ROWS_PER_COLUMN * int(columns.sum()))
+    wanted = max(MIN_ROWS, ROWS_PER_COLUMN * int(columns.sum()), ROWS_PER_BATCH * len(calls))
     dtype = torch.promote_types(matrix.dtype, torch.float32)
     for number, (call, target) in enumerate(zip(calls, targets, strict=True)):
         _refuse_difference(call.contraction, target.contraction)
