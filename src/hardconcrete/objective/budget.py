@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective.constraint import (
     Constraint,
@@ -173,6 +173,15 @@ class Budget:
 
     def _terms_in_words(self) -> str:
         return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
+
+
+def refuse_measured_gates(gated: GatedModel, what: str) -> None:
+    """Refuse to move gates that a budget by importance keeps at 0 or 1."""
+    if gated.gates.measured:
+        raise GateError(
+            f"{what} learns gates, but a budget by importance was built for this model and keeps "
+            "them at 0 or 1: use one of the two; attach the gates anew to begin again"
+        )
 
 
 def _refuse_no_count(**values: object) -> None:
