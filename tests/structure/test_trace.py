@@ -165,3 +165,12 @@ def test_a_model_that_returns_an_unknown_object_is_pruned() -> None:
 def test_a_graph_that_stands_for_the_model_returns_no_unknown_object() -> None:
     with pytest.raises(TraceError, match=r"model\.config\.use_cache = False"):
         trace(Cached(), (torch.randn(2, 4),), any_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("example_inputs", "kwargs"), [({"x": torch.ones(2, 4)}, None), (None, {"x": torch.ones(2, 4)})]
+)
+def test_inputs_by_keyword_in_the_wrong_place(example_inputs: Any, kwargs: Any) -> None:
+    with pytest.raises(TraceError, match=r"example_inputs=\(\), kwargs=batch"):
+        hc.find_groups(Cached(), example_inputs, kwargs)
+    assert hc.find_groups(Cached(), (), {"x": torch.ones(2, 4)}).groups

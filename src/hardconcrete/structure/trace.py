@@ -55,6 +55,7 @@ def trace(
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be traced by torch.export: {_in_words(error)}"
+            f"{_about_keywords(args)}"
         ) from error
 
 
@@ -74,6 +75,13 @@ def _in_words(error: Exception) -> str:
         ".item()) has no one graph: use torch.where or torch.cond, or gate explicit sites "
         "(sites=['fc1:in'])"
     )
+
+
+def _about_keywords(args: tuple[Any, ...]) -> str:
+    """What to do where inputs by keyword may have been passed as the example inputs."""
+    if len(args) == 1 and (args[0] is None or hasattr(args[0], "keys")):
+        return ". Inputs by keyword go into kwargs: example_inputs=(), kwargs=batch"
+    return ""
 
 
 @contextmanager
