@@ -176,3 +176,12 @@ def test_a_budget_that_measured_nothing_leaves_the_choice_to_the_gates(
     likeliest = torch.tensor([0.0] * 16 + [1.0] * 24) * gated.gates.readout()
     with gated.eval().gates.holding(None, likeliest.detach()):
         torch.testing.assert_close(small.eval()(X), gated(X))
+
+
+@by_gates
+def test_in_inference_mode(trained: hc.GatedModel) -> None:
+    budget = hc.Budget(trained, macs=0.5, by="gates")
+    expected = hc.compact(trained, budget=budget, **SETTINGS)
+    with torch.inference_mode():
+        small = hc.compact(trained, budget=budget, batches=X.clone().split(32), loss=loss)
+    torch.testing.assert_close(small(X), expected(X))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.apply import applied
@@ -107,17 +108,18 @@ def compact(
             "with neither, by their gates"
         )
     _look_at(gated)
-    least = min_units if as_read else kept(gated, round_to)
-    if as_read:
-        values = gated.gates.readout().detach()
-    elif batches is not None and loss is not None:
-        student = _by_importance(gated, budget, round_to, batches, loss)
-        gated, values = student.gated, student.gates
-    else:
-        values = projected(gated, budget, round_to)
-        if budget is not None:
-            _look_back(gated, budget)
-    small = compacted(gated, values, form=form, min_units=least)
+    with torch.inference_mode(False):  # the small model can be trained
+        least = min_units if as_read else kept(gated, round_to)
+        if as_read:
+            values = gated.gates.readout().detach()
+        elif batches is not None and loss is not None:
+            student = _by_importance(gated, budget, round_to, batches, loss)
+            gated, values = student.gated, student.gates
+        else:
+            values = projected(gated, budget, round_to)
+            if budget is not None:
+                _look_back(gated, budget)
+        small = compacted(gated, values, form=form, min_units=least)
     return without_selection(small, gated.example) if kept_inputs_only else small
 
 

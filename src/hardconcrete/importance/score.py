@@ -112,10 +112,11 @@ def importance(
         >>> len(result["0"]), result.examples
         (3, 64)
     """
-    kept = keep_batches(batches, examples)
-    gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
-    is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
-    values = measure_importance(gated, kept, loss, is_open)
+    with torch.inference_mode(False):
+        kept = keep_batches(batches, examples)
+        gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
+        is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
+        values = measure_importance(gated, kept, loss, is_open)
     return Importance(gated.by_group(values), sum(map(batch_size, kept)))
 
 

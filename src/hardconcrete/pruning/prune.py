@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
@@ -158,15 +158,10 @@ def prepared(
         )
     if not wanted.words:
         raise ArgumentError("prune needs a limit, for example prune(..., macs=0.5)")
-    kept = [tree_map(_with_gradients, batch) for batch in keep_batches(batches, examples)]
+    kept = keep_batches(batches, examples)
     dense = copied(model)
     _try(dense, kept[0], loss)
     return attach_gates(dense, *inputs, include=wanted.include, exclude=wanted.exclude), kept
-
-
-def _with_gradients(leaf: Any) -> Any:
-    """A copy of what was made in ``torch.inference_mode()``, which autograd refuses."""
-    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def _try(model: nn.Module, batch: Any, loss: Loss) -> None:

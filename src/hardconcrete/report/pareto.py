@@ -151,7 +151,8 @@ def pareto(
         sizes = _sizes(student, fractions, round_to, progress)
     for small in sizes.values():
         if finetune is not None:
-            finetune(small.train())
+            with torch.inference_mode(False), torch.enable_grad():
+                finetune(small.train())
         small.eval()
     models = [sizes[fraction] for fraction in fractions]
     times = _medians(models, student.gated, repeats) if repeats else [None] * len(models)
