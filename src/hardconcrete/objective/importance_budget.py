@@ -43,18 +43,19 @@ class ImportanceBudget(Budget, by="importance"):
 
     The training has three phases, which ``print(budget)`` names:
 
-    1. *Come down*: from 5% to 40% of the steps the target falls from the present cost to the limit
+    1. *Come down*: from 5% to 40% of the steps the target falls from the present cost to the limit,
        by the same factor in every step. The importance of a unit is the running mean of (dL/dz)^2,
        which comes with the backward pass. Every few steps the units with the smallest ratio of
-       importance to marginal cost are shut, until the target of the moment is met.
-    2. *Settle*: at the limit, units that still fit come back, and the gates are frozen.
-    3. *Train what is left*: the rest is ordinary training, without noise and without any change of
-       the structure. ``shrink(gated, optimizer)`` takes the shut units out, and a step gets faster.
+       importance to marginal cost are closed, until the present target is met.
+    2. *Settle*: at the limit, units that still fit are opened again, and the gates are frozen.
+    3. *Train what is left*: the rest is ordinary training, without noise and with a fixed
+       structure. ``shrink(gated, optimizer)`` cuts the closed units out, and each step gets faster.
 
-    All gates are 0 or 1. The budget writes ``gated.gates.log_alpha`` itself. It needs no learning
-    rate and adds nothing to the loss.
+    All gates are 0 or 1 in training. From its first step on the budget writes
+    ``gated.gates.log_alpha`` itself. It needs no learning rate and adds nothing to the loss. A step
+    with infinite or NaN gradients is not measured.
 
-    Of several limits, the one that is exceeded most decides.
+    Of several limits, the one that is exceeded most decides which units are closed.
     """
 
     def __init__(self, gated: GatedModel, *, by: str = "importance", **settings: Any) -> None:
