@@ -461,3 +461,13 @@ def test_evaluation_mode_is_named() -> None:
     gated = mlp().eval()
     with pytest.raises(GateError, match="called in evaluation mode"):
         train(gated, hc.Budget(gated, macs=0.4, steps=STEPS))
+
+
+def test_the_model_may_move_to_another_device() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    train(gated, budget, 1)
+    gated.to("meta")
+    loss_of(gated, batch(1).to("meta")).backward()
+    budget.step()
+    assert budget.importance().is_meta  # type: ignore[attr-defined]

@@ -38,6 +38,10 @@ class RunningImportance:
         """The mean so far; 0 before the first step."""
         return self.total / self.weight.clamp(min=1e-30)
 
+    def to(self, device: torch.device) -> None:
+        """Go on on another device."""
+        self.total, self.weight = self.total.to(device), self.weight.to(device)
+
     def keep(self, places: Tensor) -> None:
         """Only these gates are left."""
         self.total = self.total[places]

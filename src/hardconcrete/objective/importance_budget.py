@@ -225,8 +225,12 @@ class ImportanceBudget(Budget, by="importance"):
         self.gated.gates.log_alpha.copy_(torch.where(self._mask, OPEN, -OPEN))
 
     def _keep_up(self) -> None:
-        """``shrink`` may have removed gates."""
+        """The model may have moved to another device, and ``shrink`` may have removed gates."""
         bank = self.gated.gates
+        device = bank.log_alpha.device
+        if device != self._mask.device:
+            self._mask, self._places = self._mask.to(device), self._places.to(device)
+            self._running.to(device)
         if len(bank.log_alpha) != len(self._places):
             left = torch.searchsorted(self._places, _places(bank))
             self._running.keep(left)
