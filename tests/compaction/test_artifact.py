@@ -13,7 +13,7 @@ from hardconcrete.compaction import artifact
 from hardconcrete.compaction.rewrite import CompactedGraph
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
 from hardconcrete.paper.models import MLP
-from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random, dense
+from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random, dense, with_shut
 from tests.compaction.test_planning import Nested, nested
 
 
@@ -342,3 +342,30 @@ def test_another_architecture(tmp_path: Path, make: object, form: str) -> None:
     hc.save(tmp_path / "m", hc.compact(gated, form=form))  # type: ignore[arg-type]
     with pytest.raises(CompactionError, match="for another architecture"):
         hc.load(tmp_path / "m", make())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", [Maps, TiedWords, dense])
+def test_a_model_that_was_made_small_twice(tmp_path: Path, make: type[nn.Module]) -> None:
+    """Its file loads into the dense model, and its plan makes a dense model small."""
+    example = torch.randint(9, (3, 4)) if make is TiedWords else Maps.example()
+    example = torch.randn(3, 4) if make is dense else example
+    model = make().eval()
+    small = hc.compact(at_random(hc.attach_gates(copy.deepcopy(model), example), seed=1))
+    smaller = hc.compact(at_random(hc.attach_gates(copy.deepcopy(small), example), seed=2))
+    hc.save(tmp_path / "m", smaller)
+    again = hc.load(tmp_path / "m", make())
+    assert same_state(again, smaller)
+    plan = hc.CompactionPlan.of(smaller)
+    assert plan == hc.CompactionPlan.of(again)
+    for group in hc.find_groups(model, example).groups:
+        assert plan.groups[group.name].units == group.units
+    torch.testing.assert_close(plan.apply(model)(example), smaller.eval()(example))
+
+
+def test_a_model_that_was_changed_in_between_keeps_its_second_plan() -> None:
+    small = hc.compact(with_shut(hc.attach_gates(dense(), torch.randn(3, 4)), {"0": [0]}))
+    layers = *small[:4], nn.ReLU(), nn.Linear(small[4].in_features, 3)  # type: ignore[index,operator]
+    changed = nn.Sequential(*layers)
+    changed.__dict__.update({key: value for key, value in small.__dict__.items() if "plan" in key})
+    smaller = hc.compact(with_shut(hc.attach_gates(changed, torch.randn(3, 4)), {"0": [1, 2]}))
+    assert hc.CompactionPlan.of(smaller).groups["0"].units == 5

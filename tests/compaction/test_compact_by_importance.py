@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from tests.exactness import apart, outputs
 
 X = torch.randn(128, 4, generator=torch.Generator().manual_seed(0))
@@ -127,3 +127,61 @@ def test_batches_and_loss_belong_together(trained: hc.GatedModel) -> None:
     for given in ("batches", "loss"):
         with pytest.raises(ArgumentError, match="batches and loss belong together"):
             hc.compact(trained, budget=budget, **{given: SETTINGS[given]})
+
+
+def trained_to(units: int) -> tuple[hc.GatedModel, hc.Budget]:
+    """By importance: later units of 24 weigh more in the loss, and nothing is learnt."""
+    layers = nn.Linear(4, 24), nn.Linear(24, 2)
+    gated = hc.attach_gates(nn.Sequential(*layers), X[:2])
+    with torch.no_grad():
+        for parameter in gated.model.parameters():
+            parameter.fill_(0.1)
+        gated.model[1]._parameters["weight"].mul_(torch.linspace(0.5, 1.5, 24).roll(5))
+    budget = hc.Budget(gated, units={"0": units}, steps=20)
+    for _ in range(20):
+        (gated(X).square().mean() + budget()).backward()
+        budget.step()
+    return gated, budget
+
+
+def test_blocks_are_filled_by_what_the_budget_measured() -> None:
+    gated, budget = trained_to(20)
+    score = budget.importance()  # type: ignore[attr-defined]
+    assert gated.units_left() == (20,)
+    small = hc.compact(gated, budget=budget, round_to=8)
+    best = torch.zeros(24).index_fill(0, score.argsort()[-16:], 1.0)
+    assert small[0].out_features == 16  # type: ignore[index]
+    with gated.eval().gates.holding(None, best):
+        torch.testing.assert_close(small.eval()(X), gated(X))
+
+
+def test_units_that_are_shut_do_not_displace_others() -> None:
+    """However much they might gain: their weights were not trained with the rest."""
+    gated, budget = trained_to(20)
+    shut = gated.gates.readout() == 0
+    budget._running.total[shut] = 1e6  # type: ignore[attr-defined]
+    small = hc.compact(gated, budget=budget, round_to=8)
+    score = budget.importance() * ~shut  # type: ignore[attr-defined]
+    best = torch.zeros(24).index_fill(0, score.argsort()[-16:], 1.0)
+    with gated.eval().gates.holding(None, best):
+        torch.testing.assert_close(small.eval()(X), gated(X))
+
+
+def test_a_budget_that_measured_nothing_leaves_the_choice_to_the_gates(
+    trained: hc.GatedModel,
+) -> None:
+    gated = copy.deepcopy(trained)
+    with pytest.warns(HardConcreteWarning, match="Train until the budget has fixed the units"):
+        small = hc.compact(gated, budget=hc.Budget(gated, units={"0": 8, "2": 16}))
+    likeliest = torch.tensor([0.0] * 16 + [1.0] * 24) * gated.gates.readout()
+    with gated.eval().gates.holding(None, likeliest.detach()):
+        torch.testing.assert_close(small.eval()(X), gated(X))
+
+
+@by_gates
+def test_in_inference_mode(trained: hc.GatedModel) -> None:
+    budget = hc.Budget(trained, macs=0.5, by="gates")
+    expected = hc.compact(trained, budget=budget, **SETTINGS)
+    with torch.inference_mode():
+        small = hc.compact(trained, budget=budget, batches=X.clone().split(32), loss=loss)
+    torch.testing.assert_close(small(X), expected(X))

@@ -156,3 +156,11 @@ def test_the_name_can_be_called_before_and_after_its_package_is_imported() -> No
     """Before, in a new process; here it has been imported."""
     subprocess.run([sys.executable, "-c", CALLED], check=True)
     exec(CALLED, {})
+
+
+def test_in_inference_mode() -> None:
+    model, (x, y) = varied(Residual(4)), images(1)[0]
+    expected = importance(model, [(x, y)], loss)
+    with torch.inference_mode():
+        result = importance(model, [(x.clone(), y)], loss)
+    assert torch.equal(result.flat(), expected.flat())

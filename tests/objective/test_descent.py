@@ -49,6 +49,30 @@ def test_units_of_traced_groups_cost_the_same() -> None:
     assert [mask[group.slice].sum() for group in gated.groups] == [1, 1]
 
 
+def test_units_closed_earlier_open_again_only_if_asked() -> None:
+    gated = network()
+    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
+    assert descent(1.0)[1].reopen
+    assert not descent(1.0, reopen=False)[1].reopen
+
+
+def test_no_ledger_is_made_for_units() -> None:
+    gated = network()
+    descent = Descent(gated, constraints(gated, {}, 0.5), torch.ones(24))
+    assert descent(1.0)[0](torch.ones(24)).tolist() == [2.0]
+    assert gated._ledger is None
+
+
+def test_a_new_ledger_is_used_after_shrinking() -> None:
+    gated = network()
+    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
+    with torch.no_grad():
+        gated.gates.log_alpha[4:16] = -20.0
+    assert hc.shrink(gated, None)
+    costs = descent(1.0)[0](torch.ones(12))
+    torch.testing.assert_close(0.5 * costs[0], gated.delivered("macs") / gated.ledger.dense[1])
+
+
 def test_latency_is_followed_by_its_smooth_table() -> None:
     gated = network()
     table = SimpleNamespace(

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError, HardConcreteWarning
 from hardconcrete.objective import ImportanceBudget, LearnedBudget
+from hardconcrete.objective.constraint import cheapest
 from tests.objective import workers
 from tests.processes import in_processes
 
@@ -44,6 +45,21 @@ def train(
         (loss_of(gated, batch(step)) + budget()).backward()
         optimizer.step()
         budget.step()
+
+
+class Uneven(nn.Module):
+    """Of the first layer's units the last three cost less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 6)
+        self.c, self.d = nn.Linear(3, 50), nn.Linear(50, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x).relu()
+        out: Tensor = self.b(hidden)[:, :2] + self.d(self.c(hidden[:, :3]).relu())
+        return out
 
 
 def shape_of(gated: hc.GatedModel) -> list[float]:
@@ -327,3 +343,131 @@ def test_a_loss_that_the_gates_do_not_reach_is_refused() -> None:
 
     with pytest.raises(GateError, match="no gradient of the gates was measured"):
         train_on_nothing()
+
+
+def test_a_step_without_finite_gradients_is_not_measured() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    assert isinstance(budget, ImportanceBudget)
+    train(gated, budget, 2)
+    before = budget.importance()
+    for bad in (torch.nan, torch.inf):
+        (bad * loss_of(gated, batch(0)) + budget()).backward()
+        budget.step()  # and the optimizer's step is skipped, as GradScaler does
+        assert torch.equal(budget.importance(), before)
+    train(gated, budget, STEPS - 4, first=4)
+    assert budget.settled
+
+
+def test_no_learning_rate_opens_or_shuts_a_gate() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    rates = [(gated.model, 0.0), (gated.gates, 1e6)]
+    optimizer = torch.optim.SGD([{"params": [*m.parameters()], "lr": lr} for m, lr in rates])
+    train(gated, budget, 3, optimizer)
+    assert gated.units_left() == (32, 16)
+
+
+def test_a_limit_of_the_cheapest_model_is_met_exactly() -> None:
+    gated = mlp()
+    least = int(gated.ledger.cost(cheapest(gated))[1])
+    budget = hc.Budget(gated, macs=least, steps=STEPS)
+    train(gated, budget)
+    assert gated.delivered("macs") == least
+    assert gated.units_left() == (1, 1)
+
+
+def test_units_that_cost_most_can_be_all_that_would_stay() -> None:
+    """Then the cheapest unit of a group stays, not the most important one."""
+    gated = hc.attach_gates(Uneven(), torch.zeros(2, 8))
+    least = int(gated.ledger.cost(cheapest(gated))[1])
+    budget = hc.Budget(gated, macs=least, steps=STEPS)
+    train(gated, budget)
+    assert gated.delivered("macs") == least
+
+
+def test_one_budget_after_the_other() -> None:
+    gated = mlp()
+    first = hc.Budget(gated, macs=0.6, steps=STEPS)
+    optimizer = torch.optim.SGD(gated.parameters(), lr=0.05)
+    train(gated, first, optimizer=optimizer)
+    assert hc.shrink(gated, optimizer)
+    second = hc.Budget(gated, macs=0.3, steps=STEPS)
+    assert isinstance(second, ImportanceBudget)
+    train(gated, second, 20, optimizer)
+    before = gated.by_group(second.importance())
+    left = {name: values > 0 for name, values in gated.gate_values().items()}
+    assert hc.shrink(gated, optimizer, pays=0.0)
+    for name, values in gated.by_group(second.importance()).items():
+        assert torch.equal(values, before[name][left[name]])
+    train(gated, second, STEPS - 20, optimizer, first=20)
+    assert 0.25 < second.delivered()["macs"] <= 0.3 + 1e-6
+    with pytest.raises(GateError, match="another budget by importance was built"):
+        first.step()
+
+
+def test_nothing_that_learns_gates_works_beside_it() -> None:
+    gated = mlp()
+    penalty = hc.L0Penalty(gated, lam=0.1)
+    learned = hc.Budget(gated, macs=0.5, by="gates")
+    hc.Budget(gated, macs=0.5)
+    for beside in (penalty, learned, lambda: hc.Budget(gated, macs=0.5, by="gates")):
+        with pytest.raises(GateError, match="a budget by importance was built for this model"):
+            beside()
+
+
+def test_learned_gates_stay_until_the_first_step() -> None:
+    """A budget that is built for ``compact`` alone changes nothing."""
+    gated = mlp(droprate=0.5).eval()
+    before, locations = gated(batch(0)), gated.gates.log_alpha.detach().clone()
+    budget = hc.Budget(gated, macs=0.9)
+    assert torch.equal(gated(batch(0)), before)
+    assert torch.equal(gated.gates.log_alpha, locations)
+    ones = torch.ones_like(locations)
+    with gated.gates.holding(None, ones):
+        expected = gated(batch(0))
+    assert torch.equal(gated.train()(batch(0)), expected)
+    train(gated, budget, 1)
+    assert gated.gates.log_alpha.tolist() == [20.0] * 48
+
+
+def test_frozen_weights_do_not_freeze_the_gates() -> None:
+    gated = mlp()
+    gated.requires_grad_(False)
+    gated.model[4].requires_grad_(True)
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    train(gated, budget, 4)
+    gated.gates.requires_grad_(False)
+    with pytest.raises(GateError, match=r"freeze gated\.model instead of gated"):
+        train(gated, budget, 1)
+
+
+def test_states_load_in_either_order() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    train(gated, budget, 12)
+    again = mlp()
+    other = hc.Budget(again, macs=0.4, steps=STEPS)
+    other.load_state_dict(budget.state_dict())
+    again.load_state_dict(gated.state_dict())
+    for each, own in ((gated, budget), (again, other)):
+        train(each, own, STEPS - 12, first=12)
+    assert sum(shape_of(gated)) < 48
+    assert shape_of(again) == shape_of(gated)
+    assert torch.equal(again(batch(0)), gated(batch(0)))
+
+
+def test_evaluation_mode_is_named() -> None:
+    gated = mlp().eval()
+    with pytest.raises(GateError, match="called in evaluation mode"):
+        train(gated, hc.Budget(gated, macs=0.4, steps=STEPS))
+
+
+def test_the_model_may_move_to_another_device() -> None:
+    gated = mlp()
+    budget = hc.Budget(gated, macs=0.4, steps=STEPS)
+    train(gated, budget, 1)
+    gated.to("meta")
+    loss_of(gated, batch(1).to("meta")).backward()
+    budget.step()
+    assert budget.importance().is_meta  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """A smaller model at once: the limits, what is left as it was, and what is refused in words."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,3 +274,21 @@ def test_gated_models_are_sent_to_compact() -> None:
     gated = hc.attach_gates(network(), EXAMPLE)
     with pytest.raises(ArgumentError, match=r"there is compact\(gated, budget="):
         hc.prune(**bad(model=gated))
+
+
+def test_a_loss_that_no_unit_changes_is_refused(trained: nn.Sequential) -> None:
+    def constant(model: nn.Module, batch: Any) -> Tensor:
+        return 0 * cross_entropy(model, batch)
+
+    with pytest.raises(ArgumentError, match="does not depend on any unit"):
+        hc.prune(trained, EXAMPLE, batches(), constant, macs=0.5)
+
+
+def test_a_model_that_is_pruned_twice_loads_into_the_dense_one(
+    trained: nn.Sequential, tmp_path: Path
+) -> None:
+    small = hc.prune(trained, EXAMPLE, batches(), cross_entropy, macs=0.7, stages=1)
+    smaller = hc.prune(small, EXAMPLE, batches(), cross_entropy, macs=0.7, stages=1)
+    hc.save(tmp_path / "smaller.safetensors", smaller)
+    again = hc.load(tmp_path / "smaller.safetensors", copy.deepcopy(trained)).eval()
+    torch.testing.assert_close(again(EXAMPLE), smaller.eval()(EXAMPLE))

@@ -95,6 +95,15 @@ def test_fine_tuned_by_the_users_own_steps(model: nn.Sequential) -> None:
     assert trained.points[1] == cut.points[1]
 
 
+def test_fine_tuning_has_gradients_wherever_it_is_called(model: nn.Sequential) -> None:
+    def finetune(small: nn.Module) -> None:
+        assert torch.is_grad_enabled()
+        assert not any(parameter.is_inference() for parameter in small.parameters())
+
+    with torch.inference_mode():
+        curve(model, [0.5], finetune=finetune)
+
+
 def test_a_gated_model_is_cut_from_what_it_computes(model: nn.Sequential) -> None:
     gated = hc.attach_gates(copy.deepcopy(model), EXAMPLE)
     gated.gates.log_alpha.data[::2] = -5.0

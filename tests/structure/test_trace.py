@@ -2,6 +2,8 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +125,52 @@ def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was(
         graph = trace(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (torch.zeros(2, 3),))
         assert fx.config.do_not_emit_stack_traces is before
         assert not any(node.stack_trace for node in graph.graph.nodes)
+
+
+class Cache:
+    """As a language model returns it: an object that torch.export does not know."""
+
+    __slots__ = ("layers", "seen")
+
+    def __init__(self, keys: Tensor) -> None:
+        self.layers, self.seen = [SimpleNamespace(keys=keys)], {keys.dim()}
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.keys, self.down = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = self.up(x).relu()
+        return {"logits": self.down(hidden), "cache": Cache(self.keys(hidden))}
+
+
+def test_tensors_inside_an_unknown_object_are_outputs() -> None:
+    found = hc.find_groups(Cached(), torch.randn(2, 4))
+    assert [(group.name, group.units) for group in found.groups] == [("up", 8)]
+    assert "keys" in str(found), "its 6 units are an output, and fixed"
+
+
+def test_a_model_that_returns_an_unknown_object_is_pruned() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)["logits"].square().mean()
+
+    batches = torch.randn(4, 8, 4)
+    small = hc.prune(Cached(), batches[0], batches.unbind(), loss, macs=0.5)
+    assert small.up.out_features == 4
+    assert type(small(batches[0])["cache"]) is Cache
+
+
+def test_a_graph_that_stands_for_the_model_returns_no_unknown_object() -> None:
+    with pytest.raises(TraceError, match=r"model\.config\.use_cache = False"):
+        trace(Cached(), (torch.randn(2, 4),), any_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("example_inputs", "kwargs"), [({"x": torch.ones(2, 4)}, None), (None, {"x": torch.ones(2, 4)})]
+)
+def test_inputs_by_keyword_in_the_wrong_place(example_inputs: Any, kwargs: Any) -> None:
+    with pytest.raises(TraceError, match=r"example_inputs=\(\), kwargs=batch"):
+        hc.find_groups(Cached(), example_inputs, kwargs)
+    assert hc.find_groups(Cached(), (), {"x": torch.ones(2, 4)}).groups

@@ -32,8 +32,19 @@ def applied(
         small = rewritten(plan, model, (as_args(example_inputs), dict(kwargs or {})))
     else:
         small = resized(plan, model)
+    before = model.__dict__.get(KEY)
+    if isinstance(before, CompactionPlan) and _is_result(model, before):
+        plan = plan.after(before)
     small.__dict__[KEY] = plan
     return small
+
+
+def _is_result(model: nn.Module, plan: CompactionPlan) -> bool:
+    """Whether a model is what a plan gave, and its layers were not changed since."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
+    return plan.modules == classes_of(model) and all(
+        cut.tensor in shapes and shapes[cut.tensor][cut.dim] == len(cut.kept) for cut in plan.cuts
+    )
 
 
 def _refuse_another_architecture(plan: CompactionPlan, model: nn.Module) -> None:

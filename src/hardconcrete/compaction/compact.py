@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.apply import applied
@@ -26,7 +27,7 @@ from hardconcrete.importance.stages import (
     stages_for,
     warn_of_what_was_not_refitted,
 )
-from hardconcrete.objective import Budget
+from hardconcrete.objective import Budget, ImportanceBudget
 from hardconcrete.objective.budget import BAND
 from hardconcrete.objective.constraint import Constraint, delivered, expected
 from hardconcrete.objective.descent import Descent
@@ -64,9 +65,10 @@ def compact(
         kept_inputs_only: let the caller select the features that a gated input layer keeps; the
             small model then takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given``
             says which are kept. Otherwise the layer selects them itself.
-        budget: never exceed its limits, and leave nothing shut that would still fit: the least
-            certain units are shut, the likeliest come back with their mean E[z]. The result is then
-            that of ``gated.eval()`` with these gates; those of groups that are shut altogether
+        budget: never exceed its limits, and leave nothing shut that would still fit. A budget by
+            importance shuts the units that matter least for what they cost. Under learned gates the
+            least certain units are shut, and the likeliest come back with their mean E[z]. The
+            result is that of ``gated.eval()`` with these gates. Groups that are shut altogether
             come back last. With batch norms, ``recalibrate(small, batches)`` afterwards. It warns
             of a training that ended more than 2% above, or far below with whole groups shut.
             Of groups that no limit is about everything fits, and comes back.
@@ -106,17 +108,18 @@ def compact(
             "with neither, by their gates"
         )
     _look_at(gated)
-    least = min_units if as_read else kept(gated, round_to)
-    if as_read:
-        values = gated.gates.readout().detach()
-    elif batches is not None and loss is not None:
-        student = _by_importance(gated, budget, round_to, batches, loss)
-        gated, values = student.gated, student.gates
-    else:
-        values = projected(gated, budget, round_to)
-        if budget is not None:
-            _look_back(gated, budget)
-    small = compacted(gated, values, form=form, min_units=least)
+    with torch.inference_mode(False):  # the small model can be trained
+        least = min_units if as_read else kept(gated, round_to)
+        if as_read:
+            values = gated.gates.readout().detach()
+        elif batches is not None and loss is not None:
+            student = _by_importance(gated, budget, round_to, batches, loss)
+            gated, values = student.gated, student.gates
+        else:
+            values = projected(gated, budget, round_to)
+            if budget is not None:
+                _look_back(gated, budget)
+        small = compacted(gated, values, form=form, min_units=least)
     return without_selection(small, gated.example) if kept_inputs_only else small
 
 
@@ -183,12 +186,18 @@ def _look_back(gated: GatedModel, budget: Budget) -> None:
                 "Train longer, with steps=... of the budget, or with a larger one"
             )
             break
+    cure = (
+        "Train until the budget has fixed the units, or pass batches=... and loss=... to re-fit "
+        "those that stay"
+        if isinstance(budget, ImportanceBudget)
+        else "Train longer, or with a larger learning rate of the gates; hc.check_run says before "
+        "the first step how far they get"
+    )
     for limit, cost, part in zip(limits, costs, parts, strict=True):
         if part > 1 + BAND:
             _warn(
                 f"the training ended above its budget, {_found(gated, limit, cost)}: units are "
-                "shut now that the network still uses. Train longer, or with a larger learning "
-                "rate of the gates; hc.check_run says before the first step how far they get"
+                f"shut now that the network still uses. {cure}"
             )
 
 

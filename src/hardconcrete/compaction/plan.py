@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -135,6 +135,35 @@ class CompactionPlan:
             )
         return plan
 
+    def after(self, first: "CompactionPlan") -> "CompactionPlan":
+        """Both cuts as one plan for the model that the first one was made for.
+
+        A model that was made small twice is then loaded into the dense model as its constructor
+        makes it. Where the two cannot be joined the result is this plan, for the model that the
+        first one gave: plans in graph form, layers that select inputs, and gates on single weights
+        of a layer that was cut before.
+        """
+        if not self._joins(first):
+            return self
+        stayed = {(cut.tensor, cut.dim): cut for cut in first.cuts}
+        cuts = stayed | {(cut.tensor, cut.dim): _joined(cut, stayed) for cut in self.cuts}
+        return replace(
+            self,
+            groups={**first.groups, **_joined_groups(first.groups, self.groups)},
+            cuts=tuple(cuts.values()),
+            scales=(*first.scales, *(_spread(scale, stayed) for scale in self.scales)),
+            attributes={**first.attributes, **self.attributes},
+            modules=first.modules,
+        )
+
+    def _joins(self, first: "CompactionPlan") -> bool:
+        """Whether both are about modules that are cut along dimensions alone."""
+        for plan in (first, self):
+            if plan.form != "module" or plan.selections or plan.given:
+                return False
+        whole = {scale.parameter for scale in self.scales if scale.dim is None}
+        return not any(cut.tensor in whole for cut in first.cuts)
+
     def apply(self, model: nn.Module, example_inputs: Any = None, kwargs: Any = None) -> nn.Module:
         """A small copy of a dense model of the same class, its own weights scaled and cut.
 
@@ -146,3 +175,36 @@ class CompactionPlan:
         from hardconcrete.compaction.apply import applied
 
         return applied(self, model, example_inputs, kwargs)
+
+
+Stayed = Mapping[tuple[str, int], Cut]
+"""What an earlier plan left, by tensor and dimension."""
+
+
+def _joined(cut: Cut, stayed: Stayed) -> Cut:
+    """A cut of what an earlier one left, as a cut of the whole."""
+    before = stayed.get((cut.tensor, cut.dim))
+    if before is None:
+        return cut
+    return replace(cut, size=before.size, kept=tuple(before.kept[k] for k in cut.kept))
+
+
+def _joined_groups(first: Mapping[str, Kept], second: Mapping[str, Kept]) -> dict[str, Kept]:
+    """The groups of the second plan, in units of the first one's where it has them."""
+    joined = dict(second)
+    for name, now in second.items():
+        before = first.get(name)
+        if before is not None and len(before.kept) == now.units:
+            joined[name] = Kept(before.units, tuple(before.kept[k] for k in now.kept))
+    return joined
+
+
+def _spread(scale: Scale, stayed: Stayed) -> Scale:
+    """Gates of what an earlier cut left; what it took is multiplied by 1."""
+    before = None if scale.dim is None else stayed.get((scale.parameter, scale.dim))
+    if before is None:
+        return scale
+    values = [1.0] * before.size
+    for index, value in zip(before.kept, scale.values, strict=True):
+        values[index] = value
+    return replace(scale, values=tuple(values))

@@ -1,4 +1,7 @@
-"""Gates that keep a budget exactly: the least certain units are shut or come back, by blocks."""
+"""Gates that keep a budget exactly: units are shut or come back, by blocks of a given width.
+
+Which ones, a budget by importance says by what it measured. Else the least certain are shut first.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +12,10 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, Group
-from hardconcrete.objective import Budget
+from hardconcrete.importance.select import select_units
+from hardconcrete.objective import Budget, ImportanceBudget
 from hardconcrete.objective.constraint import Constraint, cheapest, delivered
+from hardconcrete.objective.descent import Descent
 
 ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
@@ -37,15 +42,18 @@ class Block:
 def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor:
     """Values of all gates, of which those that stay open fit the budget and fill blocks.
 
-    Every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or the least
-    number above zero where that is zero in floating point. A group that is shut altogether, such as
-    the inside of a residual branch, comes back after all others: what follows it, a batch norm
-    perhaps, has learnt to live with nothing. A block of it is counted, and stays, anyway.
+    Under a budget by importance the units go that matter least for what they cost, as in training.
+
+    Otherwise every group keeps its likeliest block. A unit that comes back gets its mean, E[z], or
+    the least number above zero where that is zero in floating point. A group that is shut
+    altogether, such as the inside of a residual branch, comes back after all others: what follows
+    it, a batch norm perhaps, has learnt to live with nothing. A block of it is counted, and stays,
+    anyway.
     """
+    if isinstance(budget, ImportanceBudget) and (score := budget.importance()).any():
+        return _values(gated, _selected(gated, budget, score, round_to))
     with torch.no_grad():
-        values = gated.gates.readout().clone()
-        mean = gated.gates.distribution().mean.to(values.dtype)
-        is_open, loose, every = values > 0, list[Block](), list[Block]()
+        is_open, loose, every = gated.gates.readout() > 0, list[Block](), list[Block]()
         for group in gated.groups:
             blocks = _blocks(group, gated, is_open, round_to)
             every += blocks
@@ -55,8 +63,31 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
         if budget is not None:
             fits = _Fits(gated, constraints_of(gated, budget), round_to)
             is_open = _fitted(fits, is_open, loose, every)
-        back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
-        return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
+    return _values(gated, is_open)
+
+
+@torch.no_grad()
+def _values(gated: GatedModel, is_open: Tensor) -> Tensor:
+    """The readout of the gates that stay open; the mean of those that come back."""
+    values = gated.gates.readout()
+    mean = gated.gates.distribution().mean.to(values.dtype)
+    back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
+    return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
+
+
+def _selected(gated: GatedModel, budget: ImportanceBudget, score: Tensor, round_to: int) -> Tensor:
+    """What stays open by importance; a unit that is shut does nothing, whatever it might gain."""
+    limits, was_open = constraints_of(gated, budget), gated.gates.readout() > 0
+    costs, settings = Descent(gated, limits, was_open.double())(1.0)
+    kept = select_units(
+        score.to(was_open.device) * was_open,
+        gated.groups,
+        was_open,
+        costs,
+        round_to=round_to,
+        settings=settings,
+    )
+    return kept > 0
 
 
 def constraints_of(gated: GatedModel, budget: Budget) -> Sequence[Constraint]:

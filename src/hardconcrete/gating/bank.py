@@ -47,7 +47,8 @@ class GateBank(nn.Module):
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
         flat: whether a gate that is shut has no gradient, as a rectified sample has none.
-        measured: whether training uses the readout, too: a budget by importance measures the gates.
+        measured: the number of the budget by importance that measures the gates, 0 for none. Under
+            one, training uses gates of 0 and 1: those that the readout opens are 1.
         measuring: whether log_alpha then gets the gradient of the gates. It costs some time, and is
             not needed in every step; a CUDA graph that is captured always has it.
     """
@@ -63,7 +64,7 @@ class GateBank(nn.Module):
         self.gate = gate
         self.rule = rule
         self.frozen = False
-        self.measured, self.measuring = False, True
+        self.measured, self.measuring = 0, True
         self.learnt: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -105,8 +106,8 @@ class GateBank(nn.Module):
         return self.distribution().rsample(shape, generator=self.generator)
 
     def _constant(self) -> Tensor:
-        """The readout, as a draw."""
-        z = self.readout().detach()
+        """1 for each gate that the readout opens, else 0; as a draw."""
+        z = (self.readout().detach() > 0).to(self.log_alpha.dtype)
         if not torch.is_grad_enabled() or not (self.measuring or _is_capturing(z)):
             return z
         return z + (self.log_alpha - self.log_alpha.detach())  # zeros, with the slope of z

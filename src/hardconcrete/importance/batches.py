@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hardconcrete.errors import ArgumentError
 
@@ -18,6 +18,8 @@ def keep_batches(
     batches: Iterable[Any], examples: int | None = None, *, batches_at_most: int | None = None
 ) -> list[Any]:
     """The first batches, until they hold so many examples, or are so many.
+
+    Tensors made in ``torch.inference_mode()`` are copied: autograd refuses them.
 
     Example:
         >>> import torch
@@ -34,13 +36,17 @@ def keep_batches(
     kept: list[Any] = []
     seen = 0
     for batch in itertools.islice(batches, batches_at_most):
-        kept.append(batch)
+        kept.append(tree_map(_with_gradients, batch))
         seen += batch_size(batch)
         if examples is not None and seen >= examples:
             break
     if not kept:
         raise ArgumentError("batches is empty; at least one batch is needed")
     return kept
+
+
+def _with_gradients(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def batch_size(batch: Any) -> int:

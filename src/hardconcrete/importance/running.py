@@ -10,6 +10,8 @@ MEMORY = 100
 class RunningImportance:
     """The running mean of (dL/dz)^2 for each gate.
 
+    A step whose gradients are infinite or not a number is left out, as ``GradScaler`` does.
+
     Args:
         like: any tensor with one entry for each gate; gives the device.
 
@@ -26,13 +28,19 @@ class RunningImportance:
 
     def add(self, slope: Tensor) -> None:
         """Take in one measurement."""
-        decay = 1 - 1 / MEMORY
-        self.total.mul_(decay).addcmul_(slope.float(), slope.float())
-        self.weight.mul_(decay).add_(1.0)
+        squares = slope.float().square()
+        is_finite = squares.isfinite().all()  # stays on the device: asking would wait for it
+        decay = torch.where(is_finite, 1 - 1 / MEMORY, 1.0)
+        self.total.mul_(decay).add_(torch.where(is_finite, squares, 0.0))
+        self.weight.mul_(decay).add_(is_finite)
 
     def mean(self) -> Tensor:
         """The mean so far; 0 before the first step."""
         return self.total / self.weight.clamp(min=1e-30)
+
+    def to(self, device: torch.device) -> None:
+        """Go on on another device."""
+        self.total, self.weight = self.total.to(device), self.weight.to(device)
 
     def keep(self, places: Tensor) -> None:
         """Only these gates are left."""

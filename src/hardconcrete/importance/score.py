@@ -1,4 +1,4 @@
-"""The importance of a unit: how much the loss resists its gate.
+"""The importance of a unit: how much the loss would grow without it.
 
 Appendix A of the paper puts a spike and a slab on every unit. Removing unit j moves its gate from
 z_j = 1 to 0. To second order, with the empirical Fisher information in place of the Hessian and a
@@ -95,12 +95,12 @@ def importance(
 ) -> Importance:
     """Measure how much every unit of a model matters to a loss.
 
-    The model is run in evaluation mode and left as it is. A gated model is measured with the gates
-    that its readout keeps open; of another model a copy gets gates, all open.
+    The model is run in evaluation mode and is not changed. In a gated model the units that the
+    readout closes stay closed. Any other model is copied, and the copy gets a gate on each unit.
 
     Args:
         model: a ``GatedModel``, or any module that ``find_groups`` can trace.
-        batches: an iterable of your batches; as many are used as hold ``examples``.
+        batches: an iterable of your batches. The first ones are used, until they hold ``examples``.
         loss: calls the model it is given on a batch and returns a scalar.
         examples: how many examples to use.
 
@@ -112,10 +112,11 @@ def importance(
         >>> len(result["0"]), result.examples
         (3, 64)
     """
-    kept = keep_batches(batches, examples)
-    gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
-    is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
-    values = measure_importance(gated, kept, loss, is_open)
+    with torch.inference_mode(False):
+        kept = keep_batches(batches, examples)
+        gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
+        is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
+        values = measure_importance(gated, kept, loss, is_open)
     return Importance(gated.by_group(values), sum(map(batch_size, kept)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardconcrete.errors import HardConcreteWarning
+from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
 from hardconcrete.gating.folding import fold, masks
 from hardconcrete.gating.groups import ungated
@@ -132,6 +132,11 @@ def cut_in_stages(
         costs, settings = descent(stage / stages)
         say(stage, "importance")
         score = student.importance().cpu()
+        if student.is_open.any() and not score.any():
+            raise ArgumentError(
+                "loss(model, batch) does not depend on any unit, so all are equally unimportant: "
+                "the gradient of every gate is zero. Check the loss, and that the model is trained"
+            )
         size = round_to if stage == stages else 1
         is_open = select_units(
             score, student.gated.groups, student.is_open, costs, round_to=size, settings=settings

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.objective.constraint import (
     Constraint,
@@ -22,22 +22,21 @@ BAND = 0.02
 
 
 class Budget:
-    """Brings a model to a given size while it learns.
+    """Brings a model to a given size while it is trained.
 
-    Add ``budget()`` to the loss and call ``budget.step()`` after the optimizer's step. There are
-    two ways to choose the units, and this class makes the one that ``by`` names:
+    Add ``budget()`` to the loss and call ``budget.step()`` after each step of the optimizer. There
+    are two ways to choose the units, and ``by`` selects one:
 
     - ``"importance"``, the default: all gates are 0 or 1, without noise. The budget measures how
-      much the loss depends on each unit and removes the cheapest ones first. See
-      ``ImportanceBudget``.
-    - ``"gates"``: the paper's hard concrete gates learn which units to shut. The budget sets their
+      much the loss depends on each unit, and closes the units that matter least for what they
+      cost. See ``ImportanceBudget``.
+    - ``"gates"``: the paper's hard concrete gates learn which units to close. The budget sets their
       price. See ``LearnedBudget``.
 
     Args:
         gated: the model with its gates.
-        macs: multiply-adds. A float up to 1 is a fraction of the dense total, and the part without
-            gates counts too. An int is absolute, for the examples that the gates were attached
-            with.
+        macs: multiply-adds. A float up to 1 is a fraction of the dense total, including the part
+            without gates. An int is absolute, for the example inputs of ``attach_gates``.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
         latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them.
@@ -173,6 +172,15 @@ class Budget:
 
     def _terms_in_words(self) -> str:
         return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
+
+
+def refuse_measured_gates(gated: GatedModel, what: str) -> None:
+    """Refuse to move gates that a budget by importance keeps at 0 or 1."""
+    if gated.gates.measured:
+        raise GateError(
+            f"{what} learns gates, but a budget by importance was built for this model and keeps "
+            "them at 0 or 1: use one of the two; attach the gates anew to begin again"
+        )
 
 
 def _refuse_no_count(**values: object) -> None:

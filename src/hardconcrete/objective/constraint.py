@@ -8,7 +8,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from hardconcrete.cost.expected import KINDS
+from hardconcrete.cost.expected import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, Group
 from hardconcrete.gating.gated_model import LATENCY
@@ -75,31 +75,55 @@ class Constraint:
         return costs[self.kind] / self.dense
 
 
-def delivered(gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> Tensor:
-    """Each cost as a part of its dense total, of what is left when these gates are open."""
-    costs = ledger_costs(gated, limits, is_open)
+def delivered(
+    gated: GatedModel,
+    limits: Sequence[Constraint],
+    is_open: Tensor,
+    *,
+    ledger: Ledger | None = None,
+) -> Tensor:
+    """Each cost as a part of its dense total, of what is left when these gates are open.
+
+    Args:
+        gated: the model.
+        limits: the costs.
+        is_open: 0 or 1 for every gate.
+        ledger: a copy of the model's ledger, on the device of ``is_open``.
+    """
+    costs = ledger_costs(gated, limits, is_open, ledger=ledger)
     return torch.stack([limit.delivered(gated, is_open, costs) for limit in limits])
 
 
 def expected(
-    gated: GatedModel, limits: Sequence[Constraint], probability: Tensor, *, exactly: bool = False
+    gated: GatedModel,
+    limits: Sequence[Constraint],
+    probability: Tensor,
+    *,
+    exactly: bool = False,
+    ledger: Ledger | None = None,
 ) -> Tensor:
     """The mean of each cost as a part of its dense total, for gates open with probabilities.
 
     A budget pays by what is nearly the mean: no gate shall shut because its group, left with
     nothing, would take others along.
     """
-    costs = ledger_costs(gated, limits, probability, exactly=exactly)
+    costs = ledger_costs(gated, limits, probability, exactly=exactly, ledger=ledger)
     return torch.stack([limit.expected(gated, probability, costs) for limit in limits])
 
 
 def ledger_costs(
-    gated: GatedModel, limits: Sequence[Constraint], gates: Tensor, *, exactly: bool = False
+    gated: GatedModel,
+    limits: Sequence[Constraint],
+    gates: Tensor,
+    *,
+    exactly: bool = False,
+    ledger: Ledger | None = None,
 ) -> Tensor:
     """What the ledger says of gates or probabilities; nothing where no limit is about it."""
     if all(limit.kind is None for limit in limits):
         return gates.new_zeros(0)
-    return gated.ledger.mean(gates) if exactly else gated.ledger.cost(gates)
+    ledger = gated.ledger if ledger is None else ledger
+    return ledger.mean(gates) if exactly else ledger.cost(gates)
 
 
 def constraints(

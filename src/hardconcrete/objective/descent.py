@@ -6,7 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hardconcrete.cost.expected import Ledger
 from hardconcrete.gating import GatedModel
+from hardconcrete.gating.gated_model import LATENCY
 from hardconcrete.importance.select import Costs, Selection
 from hardconcrete.objective.constraint import Constraint, cheapest, delivered, expected
 
@@ -30,6 +32,7 @@ class Descent:
 
     def __init__(self, gated: GatedModel, limits: Sequence[Constraint], is_open: Tensor) -> None:
         self.gated, self.limits = gated, limits
+        self._copy: tuple[Ledger, Ledger] | None = None
         self.start = self._delivered(is_open, torch.ones(len(limits), dtype=torch.float64))
         parts = [limit.limit / limit.dense for limit in limits]
         self.end = torch.tensor(parts, dtype=torch.float64)
@@ -44,26 +47,50 @@ class Descent:
         """By how much the largest excess must fall, as a logarithm."""
         return max((self.start / self.end).log().tolist(), default=0.0)
 
-    def __call__(self, part: float) -> tuple[Costs, Selection]:
-        """The costs for ``select_units``, and what it may know of them."""
+    def __call__(self, part: float, *, reopen: bool = True) -> tuple[Costs, Selection]:
+        """The costs for ``select_units``, and what it may know of them.
+
+        Args:
+            part: 0 at the start, 1 at the limits.
+            reopen: whether units that were closed earlier may open again where they fit.
+        """
         if not self.limits:
             return lambda is_open: is_open.new_zeros(1), Selection()
         target = torch.maximum(self.start * (self.end / self.start) ** part, self.end)
         known = {group.name for group in self.gated.structure or ()}
         alike = frozenset(k for k, group in enumerate(self.gated.groups) if group.name in known)
         smooth = partial(self._expected, target=target)
-        settings = Selection(smooth, True, self._one_each, alike)
+        settings = Selection(smooth, reopen, self._one_each, alike)
         return partial(self._delivered, target=target), settings
 
     def _delivered(self, is_open: Tensor, target: Tensor) -> Tensor:
         if not self.limits:
             return torch.zeros(0, dtype=torch.float64)
-        is_open = is_open.to(self.gated.gates.log_alpha.device)
-        return delivered(self.gated, self.limits, is_open).cpu() / target
+        ledger, is_open = self._ledger, is_open.to(self._device)
+        return delivered(self.gated, self.limits, is_open, ledger=ledger).cpu() / target
 
     def _expected(self, gates: Tensor, target: Tensor) -> Tensor:
-        gates = gates.to(self.gated.gates.log_alpha.device)
-        return expected(self.gated, self.limits, gates).cpu() / target
+        ledger, gates = self._ledger, gates.to(self._device)
+        return expected(self.gated, self.limits, gates, ledger=ledger).cpu() / target
+
+    @property
+    def _device(self) -> torch.device:
+        """The CPU: selection takes many small steps, which a GPU is slow at.
+
+        A latency table stays on its device.
+        """
+        timed = any(limit.name == LATENCY for limit in self.limits)
+        return self.gated.gates.log_alpha.device if timed else torch.device("cpu")
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        """The model's ledger there; ``shrink`` gives the model a new one."""
+        if all(limit.kind is None for limit in self.limits):
+            return None
+        ledger = self.gated.ledger
+        if self._copy is None or self._copy[0] is not ledger:
+            self._copy = ledger, ledger.to(self._device)
+        return self._copy[1]
 
     def _one_each(self, is_open: Tensor) -> Iterator[Tensor]:
         """With the cheapest unit of each group alone, by each limit; single weights stay."""

@@ -8,14 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hardconcrete.cost.expected import Ledger
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.gating.bank import GateBank
 from hardconcrete.importance.running import RunningImportance
 from hardconcrete.importance.select import select_units
 from hardconcrete.objective.budget import Budget
-from hardconcrete.objective.constraint import delivered
+from hardconcrete.objective.descent import Descent
 
 START, END = 0.05, 0.4
 """The parts of the training between which the target comes down."""
@@ -44,18 +43,19 @@ class ImportanceBudget(Budget, by="importance"):
 
     The training has three phases, which ``print(budget)`` names:
 
-    1. *Come down*: from 5% to 40% of the steps the target falls from the present cost to the limit
+    1. *Come down*: from 5% to 40% of the steps the target falls from the present cost to the limit,
        by the same factor in every step. The importance of a unit is the running mean of (dL/dz)^2,
        which comes with the backward pass. Every few steps the units with the smallest ratio of
-       importance to marginal cost are shut, until the target of the moment is met.
-    2. *Settle*: at the limit, units that still fit come back, and the gates are frozen.
-    3. *Train what is left*: the rest is ordinary training, without noise and without any change of
-       the structure. ``shrink(gated, optimizer)`` takes the shut units out, and a step gets faster.
+       importance to marginal cost are closed, until the present target is met.
+    2. *Settle*: at the limit, units that still fit are opened again, and the gates are frozen.
+    3. *Train what is left*: the rest is ordinary training, without noise and with a fixed
+       structure. ``shrink(gated, optimizer)`` cuts the closed units out, and each step gets faster.
 
-    All gates are 0 or 1. The budget writes ``gated.gates.log_alpha`` itself. It needs no learning
-    rate and adds nothing to the loss.
+    All gates are 0 or 1 in training. From its first step on the budget writes
+    ``gated.gates.log_alpha`` itself. It needs no learning rate and adds nothing to the loss. A step
+    with infinite or NaN gradients is not measured.
 
-    Of several limits, the one that is exceeded most decides.
+    Of several limits, the one that is exceeded most decides which units are closed.
     """
 
     def __init__(self, gated: GatedModel, *, by: str = "importance", **settings: Any) -> None:
@@ -70,14 +70,16 @@ class ImportanceBudget(Budget, by="importance"):
         self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING else 1)
         span = self._last - self._first
         self._every = max(min(STEPS_BETWEEN_CUTS, span // 4), -(-span // MAX_CUTS), 1)
-        is_open, before = self._open(), gated.gates.log_alpha.detach().clone()
-        gated.gates.measured = gated.gates.measuring = True
-        self._write(is_open)
-        _refuse_other_gates(gated, before)
-        self._ledger: tuple[Ledger | None, Ledger | None] = None, None
-        self._places = torch.arange(len(before), device=before.device)
-        self._start = delivered(gated, self.constraints, is_open)
-        self._running = RunningImportance(gated.gates.log_alpha)
+        _refuse_other_gates(gated)
+        bank = gated.gates
+        gated.freeze_gates(False)
+        bank.log_alpha.requires_grad_()
+        bank.measured, bank.measuring = bank.measured + 1, True
+        self._number = bank.measured
+        self._mask = self._open() > 0
+        self._places = _places(bank)
+        self._descent = Descent(gated, self.constraints, self._open())
+        self._running = RunningImportance(bank.log_alpha)
         self._step, self._settled = 0, False
 
     def __call__(self) -> Tensor:
@@ -90,25 +92,27 @@ class ImportanceBudget(Budget, by="importance"):
     @torch.no_grad()
     def step(self) -> None:
         """Measure, and remove units when it is time for it; after the optimizer's step."""
-        log_alpha = self.gated.gates.log_alpha
-        measured = self.gated.gates.measuring and not self._settled
-        if measured and log_alpha.grad is None:
+        bank = self.gated.gates
+        if bank.measured != self._number:
             raise GateError(
-                "budget.step() needs the gradients of this step: call the GatedModel in training "
-                "mode, loss.backward(), optimizer.step(), budget.step(), and zero_grad() after that"
+                "another budget by importance was built for this model since; give one budget all "
+                "limits: hc.Budget(gated, macs=0.5, params=0.4)"
             )
+        slope, measured = bank.log_alpha.grad, bank.measuring and not self._settled
+        if measured and slope is None:
+            raise GateError(_no_gradient(bank.log_alpha))
         self._step += 1
-        log_alpha.sign_().mul_(OPEN)  # whatever an optimizer did to the gates is undone
-        if log_alpha.grad is not None:
+        self._keep_up()
+        if slope is not None:
             if measured:
-                self._keep_up()
-                self._running.add(log_alpha.grad)
-            log_alpha.grad.zero_()
+                self._running.add(slope)
+            slope.zero_()
+        self._write()  # whatever an optimizer did to the gates is undone
         if self._settled:
             return
-        self.gated.gates.measuring = self._step % self._measure_every == 0
+        bank.measuring = self._step % self._measure_every == 0
         if self._step >= self._first and (self._step - self._first) % self._every == 0:
-            self._write(self._cut(self._open()))
+            self._cut((self._step - self._first) / (self._last - self._first))
         if self._step >= self._last:
             self._settle()
 
@@ -151,7 +155,8 @@ class ImportanceBudget(Budget, by="importance"):
         return {
             "steps": torch.tensor(self._step),
             "settled": torch.tensor(self._settled),
-            "start": self._start.clone(),
+            "open": self._mask.clone(),
+            "start": self._descent.start.clone(),
             "total": self._running.total.clone(),
             "weight": self._running.weight.clone(),
             "terms": torch.tensor(self._terms()),
@@ -169,57 +174,38 @@ class ImportanceBudget(Budget, by="importance"):
                 "this is the state of a budget of other limits or steps; here "
                 f"{self._terms_in_words()} within {self._length:,} steps"
             )
-        self._step, self._start = int(state["steps"]), state["start"].to(self._start)
+        self._step = int(state["steps"])
+        self._descent.start.copy_(state["start"])
+        self._mask.copy_(state["open"])
         self._running.total.copy_(state["total"])
         self._running.weight.copy_(state["weight"])
         self._settled = bool(state["settled"])
         self.gated.freeze_gates(False)
         self.gated.gates.measuring = not self._settled
+        self._write()
         if self._settled:
             self._freeze()
 
-    def _cut(self, is_open: Tensor) -> Tensor:
-        """Shut units until the target of this step is met."""
-        progress = (self._step - self._first) / max(self._last - self._first, 1)
-        return self._chosen(is_open, min(progress, 1.0))
-
-    def _chosen(self, is_open: Tensor, progress: float) -> Tensor:
-        limits = self._limits.double()
-        start = self._start.maximum(limits)
-        target = (start * (limits / start) ** progress).to(self._place)
-        score = self._running.mean().to(self._place)
+    def _cut(self, part: float, *, reopen: bool = False) -> None:
+        """Shut units until the target at this part of the way down is met."""
+        score = self._running.mean().cpu()
         if not score.any():
             raise GateError(
-                "no gradient of the gates was measured: the forward of the GatedModel does not "
-                "reach the loss, or runs compiled and captured for every step alike; then build "
-                "the budget with measure_every=1"
+                "no gradient of the gates was measured: the GatedModel was called in evaluation "
+                "mode, its output does not reach the loss, no gradient was finite, or one CUDA "
+                "graph is replayed for all steps (then build the budget with measure_every=1)"
             )
+        costs, settings = self._descent(part, reopen=reopen)
+        groups, is_open = self.gated.groups, self._mask.double().cpu()
         kept = select_units(
-            score,
-            self.gated.groups,
-            is_open.to(self._place),
-            lambda gates: self._costs(gates) / target,
-            round_to=self.round_to,
+            score, groups, is_open, costs, round_to=self.round_to, settings=settings
         )
-        return kept.to(is_open.device)
-
-    @property
-    def _place(self) -> torch.device:
-        """Where costs are computed: choosing takes many small steps, which a GPU is slow at."""
-        on_device = any(limit.name == LATENCY for limit in self.constraints)
-        return self.gated.gates.log_alpha.device if on_device else torch.device("cpu")
-
-    def _costs(self, gates: Tensor) -> Tensor:
-        """Each cost as a part of its dense total."""
-        ledger = self.gated.ledger
-        if self._ledger[0] is not ledger:
-            self._ledger = ledger, ledger.to(self._place)
-        costs = self._ledger[1].cost(gates)  # type: ignore[union-attr]
-        return torch.stack([c.delivered(self.gated, gates, costs) for c in self.constraints])
+        self._mask.copy_(kept > 0)
+        self._write()
 
     def _settle(self) -> None:
         """Fix the structure."""
-        self._write(self._chosen(self._open(), 1.0))
+        self._cut(1.0, reopen=True)
         self._settled = True
         self.gated.gates.measuring = False
         self._freeze()
@@ -233,17 +219,22 @@ class ImportanceBudget(Budget, by="importance"):
         if not (dist.is_available() and dist.is_initialized()):
             self.gated.freeze_gates()
 
-    def _write(self, is_open: Tensor) -> None:
-        with torch.no_grad():
-            self.gated.gates.log_alpha.copy_(torch.where(is_open > 0, OPEN, -OPEN))
+    @torch.no_grad()
+    def _write(self) -> None:
+        """Give the gates the values that the budget chose."""
+        self.gated.gates.log_alpha.copy_(torch.where(self._mask, OPEN, -OPEN))
 
     def _keep_up(self) -> None:
-        """``shrink`` may have removed gates."""
+        """The model may have moved to another device, and ``shrink`` may have removed gates."""
         bank = self.gated.gates
-        if bank.original is None or len(bank.original) == len(self._places):
-            return
-        self._running.keep(torch.searchsorted(self._places, bank.original))
-        self._places = bank.original.clone()
+        device = bank.log_alpha.device
+        if device != self._mask.device:
+            self._mask, self._places = self._mask.to(device), self._places.to(device)
+            self._running.to(device)
+        if len(bank.log_alpha) != len(self._places):
+            left = torch.searchsorted(self._places, _places(bank))
+            self._running.keep(left)
+            self._mask, self._places = self._mask[left], _places(bank)
 
     def _terms(self) -> list[int]:
         """Numbers that tell two budgets apart."""
@@ -251,15 +242,35 @@ class ImportanceBudget(Budget, by="importance"):
         return [zlib.crc32(" ".join([*words, str(self.round_to)]).encode()), self._length]
 
 
-def _refuse_other_gates(gated: GatedModel, before: Tensor) -> None:
-    """Refuse a gate family or a readout that is not exactly 0 or 1 at the ends."""
-    values = gated.gates.readout().detach()
-    if ((values == 0) | (values == 1)).all():
-        return
-    with torch.no_grad():
-        gated.gates.log_alpha.copy_(before)
-    gated.gates.measured = False
-    raise ArgumentError(
-        f"a budget by importance needs gates that are 0 or 1, and the readout of these is "
-        f"{values.max().item():.3g} at log_alpha {OPEN:g}: use the default gates, or by='gates'"
+def _places(bank: GateBank) -> Tensor:
+    """Which gates of the dense model there are."""
+    if bank.original is not None:
+        return bank.original.clone()
+    return torch.arange(len(bank.log_alpha), device=bank.log_alpha.device)
+
+
+def _no_gradient(log_alpha: Tensor) -> str:
+    """Why there may be none, and what to do."""
+    if not log_alpha.requires_grad:
+        return (
+            "budget.step() needs the gradients of the gates, and gated.gates.log_alpha was frozen "
+            "after the budget was built: freeze gated.model instead of gated"
+        )
+    return (
+        "budget.step() needs the gradients of this step: call the GatedModel in training mode, "
+        "loss.backward(), optimizer.step(), budget.step(), and zero_grad() after that"
     )
+
+
+@torch.no_grad()
+def _refuse_other_gates(gated: GatedModel) -> None:
+    """Refuse a gate family or a readout that is not exactly 0 or 1 at the ends."""
+    bank = gated.gates
+    for end, wanted in ((-OPEN, 0.0), (OPEN, 1.0)):
+        values = bank.gate(torch.full_like(bank.log_alpha, end)).readout(bank.rule)
+        if (values != wanted).any():
+            raise ArgumentError(
+                "a budget by importance needs gates that are 0 or 1, and the readout of these is "
+                f"{values.max().item():.3g} at log_alpha {end:g}: use the default gates, or "
+                "by='gates'"
+            )

@@ -12,7 +12,7 @@ from hardconcrete.cost.latency import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.objective.budget import BAND, Budget
+from hardconcrete.objective.budget import BAND, Budget, refuse_measured_gates
 from hardconcrete.objective.constraint import Constraint, expected, ledger_costs
 
 STRONGEST = 4.0
@@ -94,6 +94,7 @@ class LearnedBudget(Budget, by="gates"):
                 "round_to and measure_every are for a budget by importance; with by='gates' give "
                 "round_to to hc.compact"
             )
+        refuse_measured_gates(gated, "a budget with by='gates'")
         self.warmup = WARMUP if self.steps is None else self.steps // 3
         self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
         log_alpha = gated.gates.log_alpha.detach()
@@ -111,6 +112,7 @@ class LearnedBudget(Budget, by="gates"):
 
         Its value is the sum of these costs, as parts of the dense totals, whatever the prices are.
         """
+        refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
         probability = self.gated.gates.distribution().open_probability
         means = [

@@ -13,6 +13,7 @@ from hardconcrete.distributions import Rectified
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import per_group, ungated, without_gates
+from hardconcrete.objective.budget import refuse_measured_gates
 
 Lam = float | str | Mapping[str, float]
 Schedule = Callable[[int], float | Mapping[str, float]]
@@ -102,6 +103,7 @@ class L0Penalty:
 
     def __call__(self) -> Tensor:
         """The penalty for the present gates and weights."""
+        refuse_measured_gates(self.gated, "an L0Penalty")
         bank = self.gated.gates
         return self._sum(bank.open_probability(), bank.distribution)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
@@ -48,19 +48,20 @@ def prune(
     form: Form = "auto",
     progress: bool | None = None,
 ) -> nn.Module:
-    """A smaller plain model, without training, from a trained one, which stays as it is.
+    """Make a trained model smaller, without training. Your model is not changed.
 
-    In each stage the importance of every unit is measured (the mean of (dL/dz)^2, see
-    ``importance``), the least important for what they cost go, and the weights that stay are
-    re-fitted by least squares, so that layers compute what those of the trained model do. All in
-    evaluation mode. Before it returns, the small model is verified, as ``compact`` does; its plan
-    is ``CompactionPlan.of(small)``. Some epochs of your own training then make it better.
+    Pruning runs in stages, in evaluation mode. Each stage measures the importance of every unit
+    (the mean of (dL/dz)^2, see ``importance``) and removes the units with the smallest ratio of
+    importance to cost. Then the remaining weights are re-fitted by least squares, so that each
+    layer computes what it did in the trained model. In the end the small model is verified, as
+    ``compact`` does. Its plan is ``CompactionPlan.of(small)``. Train it for some epochs to make it
+    better.
 
     Args:
         model: any module that ``find_groups`` can trace.
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
-        batches: an iterable of your batches; as many are kept as hold ``examples``. Fresh ones,
-            such as held-out data, are not needed.
+        batches: an iterable of your batches, for example a ``DataLoader``. The first ones are
+            kept, until they hold ``examples``. They may be training data.
         loss: calls the model it is given on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
         macs: multiply-adds. A float up to 1 is a fraction of the dense total, an int is absolute,
@@ -69,10 +70,10 @@ def prune(
         weight_bytes: memory of parameters and buffers, likewise.
         latency_ms: milliseconds of one call with the example inputs, on this machine.
         units: units of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
-        round_to: widths are multiples of this, as far as a group has as many units.
+        round_to: widths are multiples of this, except in groups with fewer units.
         include: patterns such as ``"layers.*"``: only groups with such names lose units.
-        exclude: patterns of names to leave alone.
-        stages: how often importance is measured, units go, and what is left is re-fitted.
+        exclude: patterns of groups that lose no units.
+        stages: how often importance is measured, units are removed and weights are re-fitted.
         examples: how many examples to use.
         form: ``"module"``, ``"graph"`` or ``"auto"``; see ``compact``.
         progress: False for no display, True for one, None for one in a terminal.
@@ -158,15 +159,10 @@ def prepared(
         )
     if not wanted.words:
         raise ArgumentError("prune needs a limit, for example prune(..., macs=0.5)")
-    kept = [tree_map(_with_gradients, batch) for batch in keep_batches(batches, examples)]
+    kept = keep_batches(batches, examples)
     dense = copied(model)
     _try(dense, kept[0], loss)
     return attach_gates(dense, *inputs, include=wanted.include, exclude=wanted.exclude), kept
-
-
-def _with_gradients(leaf: Any) -> Any:
-    """A copy of what was made in ``torch.inference_mode()``, which autograd refuses."""
-    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def _try(model: nn.Module, batch: Any, loss: Loss) -> None:

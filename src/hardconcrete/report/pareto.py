@@ -108,26 +108,25 @@ def pareto(
     repeats: int = 20,
     progress: bool | None = None,
 ) -> Pareto:
-    """Cut one trained model to many sizes: error against multiply-adds and latency.
+    """Prune one trained model to many sizes: error against multiply-adds and latency.
 
-    Each size is cut and re-fitted as ``prune`` does it, and goes on from the next larger one.
+    Each size starts from the next larger one, and is pruned and re-fitted as in ``prune``.
 
     Args:
-        model: a trained model, which stays as it is; or one with gates, which is cut from what
-            ``gated.eval()`` computes.
-        example_inputs: what the model can be called with; None for a gated model, which knows.
+        model: a trained model, or a ``GatedModel`` as ``gated.eval()`` computes. It is not changed.
+        example_inputs: what the model can be called with; None for a gated model.
         batches: your batches, as for ``prune``.
         loss: calls the model it is given on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
         fractions: budgets, as parts of the dense multiply-adds.
         evaluate: the error of a small model, which is in evaluation mode.
-        finetune: your own training of a small model, in place, for as many steps as you like; it
-            gets the model in training mode, after the re-fit. Smaller sizes go on from before it.
+        finetune: trains a small model in place. It gets the re-fitted model in training mode. The
+            next smaller size starts from the model before ``finetune``.
         round_to: widths are multiples of this.
         include: patterns such as ``"layers.*"``: only groups with such names lose units.
-        exclude: patterns of names to leave alone.
+        exclude: patterns of groups that lose no units.
         examples: how many examples to use.
-        repeats: calls that are timed; 0 for none.
+        repeats: how many calls are timed for each size; 0 for no timing.
         progress: False for no display, True for one, None for one in a terminal.
 
     Example:
@@ -151,7 +150,8 @@ def pareto(
         sizes = _sizes(student, fractions, round_to, progress)
     for small in sizes.values():
         if finetune is not None:
-            finetune(small.train())
+            with torch.inference_mode(False), torch.enable_grad():
+                finetune(small.train())
         small.eval()
     models = [sizes[fraction] for fraction in fractions]
     times = _medians(models, student.gated, repeats) if repeats else [None] * len(models)

@@ -5,12 +5,12 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from hardconcrete.errors import TraceError
 from hardconcrete.structure.undisturbed import in_mode, no_fast_path
@@ -35,6 +35,9 @@ def trace(
 ) -> fx.GraphModule:
     """The model as a graph; its parameters are the model's own.
 
+    Of an output that torch.export does not know, such as the cache of a language model, the graph
+    returns the tensors inside. With ``any_batch`` the graph stands for the model, so it is refused.
+
     Args:
         model: what is traced; its own modes do not matter.
         args: positional example inputs.
@@ -44,19 +47,27 @@ def trace(
     """
     args, kwargs = at_least_two(tree_map(_trainable, (args, dict(kwargs or {}))))
     dynamic = _dynamic(model, args, kwargs) if any_batch else None
+    opened = nullcontext() if any_batch else _outputs_opened(model)
     try:
-        with ALONE, _undisturbed(model, training), _quiet(), _quick(any_batch):
+        with ALONE, _undisturbed(model, training), _quiet(), _quick(any_batch), opened:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
         return program.module(check_guards=False)
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be traced by torch.export: {_in_words(error)}"
+            f"{_about_keywords(args)}"
         ) from error
 
 
 def _in_words(error: Exception) -> str:
     """What went wrong, and what to do where the forward decides by its data."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
+    if "need to register a pytree" in lines[0]:
+        return (
+            f"{lines[0].split(', which')[0]}. A graph returns tensors, and lists, tuples and dicts "
+            "of them: let the model return such outputs (a language model returns no cache with "
+            "model.config.use_cache = False)"
+        )
     if "data-dependent" not in str(error):
         return lines[0]
     return (
@@ -64,6 +75,63 @@ def _in_words(error: Exception) -> str:
         ".item()) has no one graph: use torch.where or torch.cond, or gate explicit sites "
         "(sites=['fc1:in'])"
     )
+
+
+def _about_keywords(args: tuple[Any, ...]) -> str:
+    """What to do where inputs by keyword may have been passed as the example inputs."""
+    if len(args) == 1 and (args[0] is None or hasattr(args[0], "keys")):
+        return ". Inputs by keyword go into kwargs: example_inputs=(), kwargs=batch"
+    return ""
+
+
+@contextmanager
+def _outputs_opened(model: nn.Module) -> Iterator[None]:
+    """While this lasts, the model returns the tensors inside an object instead of the object."""
+
+    def opened(_: nn.Module, __: Any, output: Any) -> Any:
+        return tree_map(lambda leaf: leaf if _is_simple(leaf) else _tensors_in(leaf), output)
+
+    handle = model.register_forward_hook(opened)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _is_simple(leaf: Any) -> bool:
+    """Whether a graph can return it."""
+    return isinstance(leaf, Tensor | bool | int | float | complex | str | None)
+
+
+def _tensors_in(thing: Any) -> list[Tensor]:
+    """All tensors that an object holds, wherever they are.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> _tensors_in(SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(2), seen=3)]))
+        [tensor([1., 1.])]
+    """
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def visit(one: Any) -> None:
+        for leaf in tree_leaves(one):
+            if isinstance(leaf, Tensor):
+                found.append(leaf)
+            elif id(leaf) not in seen and not isinstance(leaf, type | nn.Module):
+                seen.add(id(leaf))
+                visit(list(leaf) if isinstance(leaf, set | frozenset) else _attributes(leaf))
+
+    visit(thing)
+    return found
+
+
+def _attributes(thing: Any) -> list[Any]:
+    """The values of an object's attributes, also where its class lists them in slots."""
+    slots = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__]
+    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    values = [getattr(thing, name) for name in names if hasattr(thing, name)]
+    return [*values, *getattr(thing, "__dict__", {}).values()]
 
 
 @contextmanager
