@@ -21,7 +21,7 @@ ITERATIVE_STEPS = 400
 """Cuts in which torch-pruning would remove everything; as in its own benchmark on CIFAR."""
 
 
-PRUNE_FACTOR = 4
+PRUNE_FACTOR = 2
 """``hc.prune`` looks at so many times the images of torch-pruning's gradients, once in each of six
 stages; those gradients are taken anew in up to 400 steps."""
 

@@ -507,6 +507,22 @@ def test_context_variables_reach_the_calls() -> None:
     assert set(seen) == {3.0}
 
 
+@pytest.mark.parametrize(("mebibytes", "batches"), [(0, 1), (8, 2), (1024, 5)])
+def test_memory_limits_the_batches(
+    mebibytes: int, batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of 1,024 rows of 64 floats, in and out, is half a MiB; it is kept eight times."""
+    monkeypatch.setattr(module, "memory_of", lambda _: 4 * mebibytes * 2**20)
+    dense, seen = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), []
+
+    def noting(model: nn.Module, x: Tensor) -> Tensor:
+        seen.append(model)
+        return model(x)
+
+    refit(copy.deepcopy(dense), dense, torch.randn(5, 1024, 64).unbind(), noting)
+    assert len(seen) == 1 + 2 * batches
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_gpu_does_as_the_cpu() -> None:

@@ -75,10 +75,12 @@ class Recording:
     Args:
         steps: its contractions, in order.
         readers: for every parameter the other functions that read it.
+        largest: bytes of the inputs and results of its largest contraction.
     """
 
     steps: Sequence[Step]
     readers: Mapping[str, Sequence[str]]
+    largest: int = 0
 
 
 @dataclass
@@ -119,6 +121,7 @@ class Recorder(CallMode):
         self._calls: list[_Call] = []
         self._readers: dict[str, list[str]] = defaultdict(list)
         self._norms: Counter[str] = Counter()
+        self._largest = 0
         self._results: Any = WeakTensorKeyDictionary()  # tensor: (number of its call, is normed)
 
     def see(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,6 +151,7 @@ class Recorder(CallMode):
                 self._readers[name].append(_name(function))
 
     def _note_contraction(self, call: Contraction, output: Tensor) -> None:
+        self._largest = max(self._largest, call.inputs.nbytes + output.nbytes)
         bias = None if call.bias is None else self._parameters.name_of(call.bias)
         self._results[output] = (len(self._calls), False)
         self._calls.append(_Call(call.name, _memory(call.weight), bias))
@@ -185,7 +189,8 @@ class Recorder(CallMode):
 
     def recording(self) -> Recording:
         """What was recorded."""
-        return Recording([self._step(call) for call in self._calls], dict(self._readers))
+        steps = [self._step(call) for call in self._calls]
+        return Recording(steps, dict(self._readers), self._largest)
 
     def _step(self, call: _Call) -> Step:
         biases = Counter(other.bias for other in self._calls)

@@ -10,6 +10,7 @@ model's shortcut: so what the shortcut misses is made up for (He et al., 2017, m
 enhancement). No labels are needed, and no gradient.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,15 @@ RIDGE = 1e-2
 
 MAX_BATCHES = 64
 """Batches that pass through the models side by side; each needs two threads."""
+
+MEMORY_SHARE = 1 / 4
+"""Share of the device's memory for what they keep; of larger batches fewer are used."""
+
+UNKNOWN_MEMORY = 16 * 2**30
+"""Bytes of memory where the system does not say how many there are."""
+
+LIVE_LAYERS = 8
+"""As many times the inputs and results of the largest layer both models keep for a batch."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,8 @@ def refit(
     Every batch passes through each model once, all side by side, so a forward must not keep its own
     state in the model. In memory are, at a time: for each batch what both models keep alive between
     two layers, a few Gram matrices in float64, and chunks of 2^22 entries of rows. At most 64
-    batches are used, in two threads each: choose batches of 32 examples or more.
+    batches are used, in two threads each, and no more than fit into a quarter of the device's
+    memory: choose batches of 32 examples or more.
 
     Args:
         small: the model to change.
@@ -111,12 +122,29 @@ def refit(
         stack.enter_context(no_fast_path())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         recording = _record(dense, examples[0], loss)
+        examples = examples[: _batches_in_memory(recording, next(dense.parameters()).device)]
         steps = [step if compensate else replace(step, to_sum=False) for step in recording.steps]
         teachers = [Walk(dense, batch, loss, steps, after=True) for batch in examples]
         students = [Walk(small, batch, loss, steps, after=False) for batch in examples]
         stack.enter_context(walking([*teachers, *students]))
         fitted, skipped = _fit_in_order(steps, students, teachers, (small, dense), ridge)
     return Refit(fitted, skipped | _never_contracted(small, dense, recording))
+
+
+def _batches_in_memory(recording: Recording, device: torch.device) -> int:
+    """How many batches may pass through the models side by side: one at least."""
+    available = MEMORY_SHARE * memory_of(device)
+    return max(1, int(available / max(1, LIVE_LAYERS * recording.largest)))
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory, used or not: the same in every run."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN_MEMORY
 
 
 def _refuse_others(small: nn.Module, dense: nn.Module) -> None:

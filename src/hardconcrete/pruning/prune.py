@@ -74,7 +74,7 @@ def prune(
         include: patterns such as ``"layers.*"``: only groups with such names lose units.
         exclude: patterns of groups that lose no units.
         stages: how often importance is measured, units are removed and weights are re-fitted.
-        examples: how many examples to use.
+        examples: how many examples to use; more make a better model, and take longer.
         form: ``"module"``, ``"graph"`` or ``"auto"``; see ``compact``.
         progress: False for no display, True for one, None for one in a terminal.
 
