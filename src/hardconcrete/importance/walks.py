@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -280,7 +281,9 @@ def _thread_state() -> Callable[[], ExitStack]:
     return enter
 
 
+@cache
 def _kinds() -> list[str]:
+    """Kinds of devices that may autocast; asked for with every function."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return ["cpu", *([accelerator.type] if accelerator else [])]
 
