@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
+from hardconcrete.objective import LearnedBudget
 from hardconcrete.paper.augmentation import CIFAR_STATISTICS, Preparation
 from hardconcrete.paper.cifar_images import load_cifar
 from hardconcrete.paper.datasets import load_mnist
@@ -137,7 +138,7 @@ def train(
     fraction: float | None,
     seed: int,
     device: torch.device,
-    kind: type[hc.Budget] = hc.Budget,
+    kind: type[LearnedBudget] = LearnedBudget,
     droprate: float = 0.5,
 ) -> dict[str, Any]:
     """Train to a budget, or densely without one, and look at what comes out."""

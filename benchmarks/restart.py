@@ -1,7 +1,7 @@
 """To be tested: setting the scale of prices back as well, when satisfied, trains a better network.
 
 The MLP on MNIST at half, a quarter and a tenth of the multiply-adds, tested on held-out training
-images: the scale kept, as `hc.Budget` does; set back to its first value at once after the
+images: the scale kept, as a budget by gates does; set back to its first value at once after the
 warm-up; or brought there by 1% a step.
 
     python -m benchmarks.restart [--steps 3000] [--data DIR] [--out results/restart.json]
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-import hardconcrete as hc
 from benchmarks.budgets import BUDGETS, Task, train
-from hardconcrete.objective.budget import FIRST
+from hardconcrete.objective import LearnedBudget
+from hardconcrete.objective.learned_budget import FIRST
 from hardconcrete.paper.datasets import hold_out, load_mnist
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
@@ -27,7 +27,7 @@ FALLS = {"kept": 0.0, "restarted at once": -math.inf, "falling by 1% a step": ma
 """What is added to the logarithm of the scale, down to its first value."""
 
 
-class Restarting(hc.Budget):
+class Restarting(LearnedBudget, by="gates, restarting"):
     """A budget whose scale falls while it is satisfied, after the warm-up."""
 
     falls = 0.0
