@@ -49,7 +49,7 @@ class Norm:
         return Norm(values["input"], values["running_mean"], scale, values.get("bias"))
 
     def inverse(self, y: Tensor, dim: int) -> Tensor:
-        """The x that the norm makes y of; the mean where it cannot be told."""
+        """The x that the norm makes y of; the mean where many fit."""
         shape = [-1 if d == dim else 1 for d in range(y.dim())]
         reciprocal = torch.where(self.is_invertible, 1 / self.scale, 0).to(y.dtype)
         if self.bias is not None:

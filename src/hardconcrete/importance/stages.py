@@ -22,7 +22,7 @@ Descent = Callable[[float], tuple[Costs, Selection]]
 """The costs at a part of the way down, as parts of their limits there; at 1 it is the end."""
 
 Say = Callable[[int, str], None]
-"""Is told the number of a stage and what it does."""
+"""Takes the number of a stage and what it does."""
 
 STAGES = 6
 """Cuts on the way to half the cost or less: importance changes as units go."""
@@ -126,7 +126,7 @@ def cut_in_stages(
         descent: the costs at a part of the way.
         stages: how often importance is measured, units go, and what is left is re-fitted.
         round_to: widths are multiples of this in the end.
-        say: is told what is going on.
+        say: called with what is going on.
     """
     for stage in range(1, stages + 1):
         costs, settings = descent(stage / stages)
