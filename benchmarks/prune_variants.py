@@ -30,6 +30,7 @@ from benchmarks.racing.methods import batch_loss
 from benchmarks.racing.networks import build, to_device
 from benchmarks.racing.train import error
 from hardconcrete.importance import stages
+from hardconcrete.paper.records import environment
 from hardconcrete.structure.undisturbed import in_mode
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -96,7 +97,7 @@ def main() -> None:
         small = pruned(name, dense, data, target)
         seconds = round(time.perf_counter() - start, 1)
         line = {"name": name, "target": target, "seed": seed, "dense": error(dense, data)}
-        line |= {"device": a.device, "error": error(small, data), "seconds": seconds}
+        line |= {"error": error(small, data), "seconds": seconds, **environment(device)}
         print(json.dumps(line), flush=True)
         with a.out.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -40,7 +40,7 @@ FIRST = 0.01
 """The scale to begin with, small for any loss: it grows up to a hundredfold in 100 steps."""
 
 WARMUP = 1000
-"""Steps in which the target comes down, where the length of the training is not told."""
+"""Steps in which the target comes down, if the length of the training is not given."""
 
 
 class LearnedBudget(Budget, by="gates"):
