@@ -13,17 +13,19 @@ from torch.nn import functional as F
 import hardconcrete as hc
 from benchmarks.racing import budgets
 from benchmarks.racing.data import Data
-from benchmarks.racing.networks import build, macs, narrow, same_widths
+from benchmarks.racing.networks import build, macs_by_weights, narrow, same_widths
 from benchmarks.racing.settings import IMAGES, Outcome, Settings
 from benchmarks.racing.train import error, train
 
 ITERATIVE_STEPS = 400
 """Cuts in which torch-pruning would remove everything; as in its own benchmark on CIFAR."""
 
+STEPS_PER_GRADIENT = 10
+"""torch-pruning's gradients are taken anew after so many steps."""
 
 PRUNE_FACTOR = 2
 """``hc.prune`` looks at so many times the images of torch-pruning's gradients, once in each of six
-stages; those gradients are taken anew in up to 400 steps."""
+stages; those gradients are taken anew up to 40 times."""
 
 Method = Callable[[nn.Module, Data, Settings], Outcome]
 """From the trained dense model, which stays as it is, the data and the settings."""
@@ -126,23 +128,24 @@ def _prune_to(
     model: nn.Module,
     pruner: Any,
     data: Data,
-    before_step: Callable[[], None] = lambda: None,
+    before_step: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Small steps until the multiply-adds are below the target: as torch-pruning's benchmark.
 
     They are counted after each layer of a step, so that the last step removes no more than it must.
     """
     model.eval()
-    dense = now = macs(model, data.example())
+    count = macs_by_weights(model, data.example())
+    dense = now = count()
     while now > target * dense:
         if pruner.current_step == pruner.iterative_steps:
             raise RuntimeError(f"all steps are done, at {now / dense:.3f} of the multiply-adds")
-        before_step()
+        before_step(pruner.current_step)
         for group in pruner.step(interactive=True):
             if not group[0].idxs:
                 continue
             group.prune()
-            now = macs(model, data.example())
+            now = count()
             if now <= target * dense:
                 break
 
@@ -161,7 +164,9 @@ def _torch_pruning(importance: str, global_pruning: bool = True) -> Method:
         pruner = _pruner(model, data, settings, measure, tp.pruner.BasePruner, global_pruning)
         needs_gradients = isinstance(measure, tp.importance.GroupTaylorImportance)
 
-        def gradients() -> None:
+        def gradients(step: int) -> None:
+            if step % STEPS_PER_GRADIENT:
+                return
             model.zero_grad()
             for batch in data.batches(settings.images, size=512):
                 batch_loss(model, batch).backward()
@@ -174,7 +179,7 @@ def _torch_pruning(importance: str, global_pruning: bool = True) -> Method:
     return method
 
 
-def _nothing() -> None:
+def _nothing(_: int) -> None:
     pass
 
 

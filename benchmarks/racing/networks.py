@@ -197,6 +197,33 @@ def macs(model: nn.Module, example: Tensor) -> int:
     return hc.count(model, example).macs
 
 
+def macs_by_weights(model: nn.Module, example: Tensor) -> Callable[[], int]:
+    """A quick way to count a model's multiply-adds again after its layers lost units.
+
+    Each weight is used once for every position of its output, and their number stays.
+    """
+    positions: dict[nn.Conv2d | nn.Linear, int] = {}
+
+    def record(layer: nn.Module, _: object, output: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        positions[layer] = math.prod(output.shape[2:])
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(record) for layer in layers]
+    with torch.no_grad():
+        model(example)
+    for hook in hooks:
+        hook.remove()
+    in_all = macs(model, example)
+
+    def count() -> int:
+        return sum(layer.weight.numel() * number for layer, number in positions.items())
+
+    if count() != in_all:
+        raise ValueError(f"{count():,} multiply-adds by the weights, {in_all:,} counted")
+    return count
+
+
 def narrow(
     network: str, classes: int, fraction: float, example: Tensor, round_to: int = 1
 ) -> nn.Module:
