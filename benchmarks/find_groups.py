@@ -27,7 +27,7 @@ def one(depth: int) -> dict[str, float]:
     from transformers import BertConfig, BertModel
 
     import hardconcrete as hc
-    from hardconcrete.structure.trace import trace
+    from hardconcrete.graph.trace import trace
 
     with torch.device("meta"):
         model = BertModel(BertConfig(num_hidden_layers=depth))

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost.timing import interleaved, undisturbed
+from hardconcrete.cost.latency.timing import interleaved, undisturbed
 from hardconcrete.paper.models import LeNet5, ResNet
 from hardconcrete.paper.records import environment
 

@@ -29,9 +29,9 @@ from benchmarks.racing.data import Data
 from benchmarks.racing.methods import batch_loss
 from benchmarks.racing.networks import build, to_device
 from benchmarks.racing.train import error
+from hardconcrete.graph.model_state import in_mode
 from hardconcrete.importance import stages
 from hardconcrete.paper.records import environment
-from hardconcrete.structure.undisturbed import in_mode
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},

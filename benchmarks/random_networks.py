@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from hardconcrete.paper.records import environment
-from tests.structure.verdict import verdict
+from tests.units.verdict import verdict
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from benchmarks.racing.data import Data
 from benchmarks.racing.networks import to_device
 from benchmarks.racing.schedules import SCHEDULES
 from benchmarks.racing.settings import Recipe
-from hardconcrete.gating.compiled import cacheable
+from hardconcrete.gating.compilation import cacheable
 from hardconcrete.paper.stack import start_compilers
 
 BATCH = 128

@@ -5,7 +5,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.groups import Group, in_bank, per_group, site_groups
-from hardconcrete.gating.site import named_sites
+from hardconcrete.gating.sites import named_sites
 from hardconcrete.paper.models import MLP, LeNet5
 
 

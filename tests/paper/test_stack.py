@@ -13,7 +13,7 @@ from torch._inductor.async_compile import AsyncCompile
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating.compiled import cacheable
+from hardconcrete.gating.compilation import cacheable
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.engine import Engine, scaled
 from hardconcrete.paper.experiment import Experiment, learner

@@ -3,8 +3,8 @@
 from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group
-from hardconcrete.gating.optimization import parameter_groups
-from hardconcrete.gating.site import Site
+from hardconcrete.gating.optimizer import parameter_groups
+from hardconcrete.gating.sites import Site
 
 __all__ = [
     "GatedModel",

@@ -12,7 +12,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.timing import interleaved
+from hardconcrete.cost.latency.timing import interleaved
 from hardconcrete.paper.datasets import Images
 from hardconcrete.paper.display import status
 from hardconcrete.paper.engine import Engine, answers, error_rate

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating.compiled import cacheable
+from hardconcrete.gating.compilation import cacheable
 from hardconcrete.paper.learner import RANK_STRIDE, Learner
 from hardconcrete.paper.processes import rank, world
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost.expected import KINDS
+from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError
 from hardconcrete.paper.learner import Learner, Recipe
 from hardconcrete.paper.models import PreActResNet, ResNet, WideResNet
