@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.shrink_history import KEY, SHUT, among_all, cut_so_far, expanded
+from hardconcrete.compaction.shrink_history import KEY, among_all, cut_so_far, expanded
+from hardconcrete.sparsifiers.hard_concrete import REMOVED
 from tests.compaction.networks import TiedWords
 
 
@@ -28,7 +29,7 @@ def test_it_has_the_old_shapes_with_zeros_for_what_is_gone() -> None:
     assert raw.shape == old.shape == (9, 6)
     assert torch.equal(raw[:, kept], old[:, kept])
     assert not raw[:, [1, 4]].any()
-    assert dense.gates.log_alpha[[1, 4]].tolist() == [SHUT, SHUT]
+    assert dense.gates.log_alpha[[1, 4]].tolist() == [REMOVED, REMOVED]
     assert torch.equal(dense.gates.log_alpha[kept], whole.gates.log_alpha[kept])
 
 

@@ -15,7 +15,7 @@ Call = Callable[[hc.GatedModel, Tensor], Tensor]
 
 
 def bank(*log_alpha: float, gate: object = hc.HardConcrete, rule: str = "paper") -> GateBank:
-    return GateBank(torch.tensor(log_alpha), [len(log_alpha)], gate, rule)
+    return GateBank({"log_alpha": torch.tensor(log_alpha)}, [len(log_alpha)], gate, rule)
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -87,7 +87,7 @@ def test_values_are_held_for_the_time_of_a_call() -> None:
 
 
 def test_values_are_taken_apart_by_group() -> None:
-    gates = GateBank(torch.linspace(-3, 3, 6), [1, 3, 2], hc.HardConcrete, "paper")
+    gates = GateBank({"log_alpha": torch.linspace(-3, 3, 6)}, [1, 3, 2], hc.HardConcrete, "paper")
     parts = gates.values(training=False)
     assert [len(part) for part in parts] == [1, 3, 2]
     assert torch.equal(torch.cat(parts), gates.readout())

@@ -157,12 +157,13 @@ def _by_importance(
 
 def _look_at(gated: GatedModel) -> None:
     """Refuse what is no number, and say where nothing is left."""
-    by_group = gated.by_group(gated.gates.log_alpha.detach())
-    broken = [name for name, own in by_group.items() if own.isnan().any()]
-    if broken:
-        raise CompactionError(
-            f"log_alpha is not a number in {', '.join(broken)}: go back to the last checkpoint"
-        )
+    for parameter, values in gated.gates.gate_parameters().items():
+        broken = [name for name, own in gated.by_group(values).items() if own.isnan().any()]
+        if broken:
+            raise CompactionError(
+                f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
+                "checkpoint"
+            )
     if not gated.gates.readout().any():
         _warn(
             "no gate is open: the network has collapsed, and what is left was never trained alone"
@@ -171,7 +172,7 @@ def _look_at(gated: GatedModel) -> None:
 
 def _look_back(gated: GatedModel, budget: Budget) -> None:
     """Say where units are shut that the network was trained with, or come back that were not."""
-    is_open = (gated.gates.readout().detach() > 0).double()
+    is_open = gated.gates.is_open().double()
     limits, costs = budget.constraints, delivered(gated, budget.constraints, is_open).tolist()
     parts = [cost * limit.dense / limit.limit for cost, limit in zip(costs, limits, strict=True)]
     for group in gated.groups:
@@ -202,12 +203,12 @@ def _look_back(gated: GatedModel, budget: Budget) -> None:
 
 
 def _range(limit: Constraint, gated: GatedModel) -> range:
-    return range(*limit.gates(gated).indices(len(gated.gates.log_alpha)))
+    return range(*limit.gates(gated).indices(gated.gates.count))
 
 
 def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:
     """What there is of a cost, and what there should be."""
-    probability = gated.gates.distribution().open_probability.detach()
+    probability = gated.gates.open_probability().detach()
     mean = expected(gated, [limit], probability, exactly=True).item()
     return (
         f"with {cost:.1%} of the {limit.words} delivered and {mean:.1%} expected instead of "

@@ -45,7 +45,7 @@ def make_plan(
         if (name, 1) in liveness.roots
     }
     structure = describe(found, plain, 1)
-    chance = masks(gated, plain, gated.gates.distribution().open_probability.detach().cpu())
+    chance = masks(gated, plain, gated.gates.open_probability().detach().cpu())
     liveness.revive(structure, min_units, chance)
     selections, closed = _selections(liveness, plain, reads)
     groups = {}

@@ -28,7 +28,8 @@ class Block:
     Args:
         gates: their places in the bank.
         rank: whether something of their group is open; their mean probability to be open; where it
-            is the same, their mean log_alpha; and at last, the later one of a group goes first.
+            is the same, their mean ``GateBank.openness``; and at last, the later one of a group
+            goes first.
         group: number of the group.
         alike: whether all full blocks of the group cost the same.
     """
@@ -53,7 +54,7 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
     if isinstance(budget, ImportanceBudget) and (score := budget.importance()).any():
         return _values(gated, _selected(gated, budget, score, round_to))
     with torch.no_grad():
-        is_open, loose, every = gated.gates.readout() > 0, list[Block](), list[Block]()
+        is_open, loose, every = gated.gates.is_open(), list[Block](), list[Block]()
         for group in gated.groups:
             blocks = _blocks(group, gated, is_open, round_to)
             every += blocks
@@ -70,14 +71,14 @@ def projected(gated: GatedModel, budget: Budget | None, round_to: int) -> Tensor
 def _values(gated: GatedModel, is_open: Tensor) -> Tensor:
     """The readout of the gates that stay open; the mean of those that come back."""
     values = gated.gates.readout()
-    mean = gated.gates.distribution().mean.to(values.dtype)
+    mean = gated.gates.mean().to(values.dtype)
     back = mean.clamp(min=torch.finfo(mean.dtype).tiny)
     return torch.where(is_open, torch.where(values > 0, values, back), 0.0)
 
 
 def _selected(gated: GatedModel, budget: ImportanceBudget, score: Tensor, round_to: int) -> Tensor:
     """What stays open by importance; a unit that is shut does nothing, whatever it might gain."""
-    limits, was_open = constraints_of(gated, budget), gated.gates.readout() > 0
+    limits, was_open = constraints_of(gated, budget), gated.gates.is_open()
     costs, settings = Descent(gated, limits, was_open.double())(1.0)
     kept = select_units(
         score.to(was_open.device) * was_open,
@@ -103,15 +104,15 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     """The units of a group, likeliest first; single weights are none."""
     if not group.keeps_one:
         return []
-    log_alpha = gated.gates.log_alpha.detach().double()
-    chance = gated.gates.distribution().open_probability.double()
-    order = log_alpha[group.slice].argsort(descending=True, stable=True) + group.start
+    order_by = gated.gates.openness().double()
+    chance = gated.gates.open_probability().double()
+    order = order_by[group.slice].argsort(descending=True, stable=True) + group.start
     alike = group.name in {found.name for found in gated.structure or ()}
     blocks: list[Block] = []
     alive = is_open[group.slice].any().item()
     rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
     for k, gates in enumerate(order.split(size)):
-        own = alive, chance[gates].mean().item(), log_alpha[gates].mean().item(), -k
+        own = alive, chance[gates].mean().item(), order_by[gates].mean().item(), -k
         rank = tuple(map(min, own, rank))  # in this order, whatever the rounding
         blocks.append(Block(gates, rank, group.index, alike))
     return blocks
@@ -131,7 +132,7 @@ class _Fits:
 
     def __init__(self, gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> None:
         self.gated, self.limits, self.round_to = gated, limits, round_to
-        none = torch.zeros(len(gated.gates.log_alpha), dtype=torch.bool)
+        none = torch.zeros(gated.gates.count, dtype=torch.bool)
         groups = gated.groups if kept(gated, round_to) > 1 else ()  # one is counted anyway
         first = [(g.slice, _blocks(g, gated, none, round_to)[:1]) for g in groups]
         self.first = [(where, block.gates) for where, blocks in first for block in blocks]

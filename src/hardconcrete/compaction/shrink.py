@@ -205,8 +205,11 @@ class _Rule:
     def apply(self, gated: GatedModel) -> tuple[Tensor, Tensor]:
         """For how many checks each gate has been shut, and which ones stay."""
         bank = gated.gates
-        chance = bank.distribution().open_probability
-        shut = bank.readout() == 0 if isinstance(self.below, str) else chance < self.below
+        chance = bank.open_probability()
+        if isinstance(self.below, str):
+            shut = ~(bank.is_open() | chance.isnan())
+        else:
+            shut = chance < self.below
         before = torch.zeros_like(shut, dtype=torch.int64) if bank.checks is None else bank.checks
         counted = torch.where(shut, before + 1, 0)
         stays = counted < self.checks
@@ -288,9 +291,9 @@ def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
     """The first variant of a plan that turns a copy into a model which computes the same."""
     reference, failures = copy.deepcopy(gated), []
     kept = positions(gates_of(gated).cpu(), remaining_groups(after)[1])
-    own = gated.gates.log_alpha.detach()
-    some = torch.linspace(0.5, 1.0, len(kept), dtype=own.dtype, device=own.device)  # all differ
-    values = torch.zeros_like(own).index_copy(0, kept.to(own.device), some)
+    own: Any = {"dtype": gated.gates.dtype, "device": gated.gates.device}
+    some = torch.linspace(0.5, 1.0, len(kept), **own)  # all differ
+    values = torch.zeros(gated.gates.count, **own).index_copy(0, kept.to(some.device), some)
     for candidate in _variants(after):
         trial = copy.deepcopy(gated)
         try:

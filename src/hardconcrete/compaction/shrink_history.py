@@ -3,7 +3,7 @@
 import copy
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,6 @@ from hardconcrete.graph.propagate import named_tensors
 
 KEY = "_hardconcrete_shrunk"
 """Where a shrunk model keeps this: in its ``__dict__``, unseen by the module system."""
-
-SHUT = -100.0
-"""The location of a gate whose unit is gone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +34,7 @@ class ShrinkHistory:
     @property
     def gates(self) -> int:
         """How many gates there were."""
-        return len(self.dense.gates.log_alpha)
+        return self.dense.gates.count
 
 
 def history_of(gated: GatedModel) -> ShrinkHistory:
@@ -58,7 +55,8 @@ def cut_so_far(gated: GatedModel) -> CompactionPlan:
 
 def _hollow(gated: GatedModel) -> GatedModel:
     """A copy without numbers."""
-    tensors = [*named_tensors(gated.model).values(), *gated.gates.parameters()]
+    gates = gated.gates
+    tensors = [*named_tensors(gated.model).values(), *gates.parameters(), *gates.buffers()]
     memo: dict[int, Any] = {id(t): _like(t, t.detach().to("meta")) for t in tensors}
     return copy.deepcopy(gated, memo)
 
@@ -90,13 +88,14 @@ def expanded(gated: GatedModel) -> GatedModel:
     for name, hollow in named_tensors(known.dense).items():
         if hollow.is_meta and id(hollow) not in memo:
             memo[id(hollow)] = _like(left[name], _spread(left[name].detach().clone(), cuts[name]))
-    log_alpha = known.dense.gates.log_alpha
-    memo[id(log_alpha)] = nn.Parameter(_all_locations(gated, known.gates))
+    for name, values in _all_gates(gated, known.gates).items():
+        hollow = known.dense.gates.gate_parameters()[name]
+        memo[id(hollow)] = _like(hollow, values)
     whole: GatedModel = copy.deepcopy(known.dense, memo)
     for name, module in whole.named_modules():
         module.training = gated.get_submodule(name).training
     whole.gates.frozen, whole.gates.rule = gated.gates.frozen, gated.gates.rule
-    return whole.to(gated.gates.log_alpha.device)
+    return whole.to(gated.gates.device)
 
 
 def _spread(tensor: Tensor, cuts: list[Cut]) -> Tensor:
@@ -109,7 +108,11 @@ def _spread(tensor: Tensor, cuts: list[Cut]) -> Tensor:
     return tensor
 
 
-def _all_locations(gated: GatedModel, gates: int) -> Tensor:
-    own = gated.gates.log_alpha.detach()
-    original: Any = gated.gates.original
-    return own.new_full((gates,), SHUT).index_copy(0, original, own)
+def _all_gates(gated: GatedModel, gates: int) -> dict[str, Tensor]:
+    """The parameters of all gates of the dense model, those of removed units closed."""
+    bank, original = gated.gates, cast(Tensor, gated.gates.original)
+    removed = bank.family.removed(torch.zeros(gates, dtype=torch.bool, device=bank.device))
+    return {
+        name: removed[name].to(own.dtype).index_copy(0, original, own.detach())
+        for name, own in bank.gate_parameters().items()
+    }

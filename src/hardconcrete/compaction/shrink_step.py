@@ -27,12 +27,13 @@ def apply_shrink(
     before, cutter = cut_so_far(gated), TensorCutter(optimizers)
     groups, original = remaining_groups(after)
     step = _step(before, after)
-    kept = positions(gates_of(gated), original.to(gated.gates.log_alpha.device))
+    kept = positions(gates_of(gated), original.to(gated.gates.device))
     model, bank = remove_gates(gated), gated.gates
     for path in before.selections.keys() - after.plan.selections.keys():
         stop_selecting(model.get_submodule(path))
     cut_module(step, model, cutter)
-    cutter(bank.log_alpha, 0, kept)
+    for parameter in bank.gate_parameters().values():
+        cutter(parameter, 0, kept)
     bank.original = original.to(kept.device)
     bank.checks = None if bank.checks is None else bank.checks[kept]
     gated.regroup(groups)
@@ -44,9 +45,8 @@ def apply_shrink(
 
 def gates_of(gated: GatedModel) -> Tensor:
     """The places that its gates had in the dense model."""
-    log_alpha = gated.gates.log_alpha
     if gated.gates.original is None:
-        return torch.arange(len(log_alpha), device=log_alpha.device)
+        return torch.arange(gated.gates.count, device=gated.gates.device)
     return gated.gates.original
 
 

@@ -1,7 +1,6 @@
 """Putting gates on a model and taking them off. Everything is checked before anything changes."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -23,15 +22,13 @@ from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_g
 from hardconcrete.gating.sites import Site
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.graph.trace import as_args
+from hardconcrete.sparsifiers import as_sparsifier
 
-SPREAD = 0.01
-"""Standard deviation of the initial locations (section 4)."""
+TRACED_DROPRATE = 0.05
+"""Of traced groups. The readout is exactly 1, so the outputs of a trained model do not change."""
 
-NEARLY_OPEN = 0.05
-"""Drop rate of traced groups. The readout is exactly 1, so a trained model's outputs stay."""
-
-PAPER = 0.5
-"""Drop rate of named sites, for the paper places them by hand and starts most of them there."""
+SITE_DROPRATE = 0.5
+"""Of named sites: the paper places them by hand and starts most of them here."""
 
 Sample = Literal["batch", "example"]
 
@@ -48,7 +45,7 @@ def attach_gates(
     droprate: float | Mapping[str, float] | None = None,
     gate: Gate = HardConcrete,
     sample: Sample = "batch",
-    readout: str = "paper",
+    readout: str | None = None,
     keep_mean: bool = False,
 ) -> GatedModel:
     """Put a gate on every unit of a model, in place.
@@ -67,9 +64,11 @@ def attach_gates(
             for named sites. At 0.05 the readout of the default gates is 1, so the outputs in
             evaluation mode do not change. At 0.5 it is about 0.5: train from scratch with that.
         gate: turns log_alpha into a ``Rectified``: another temperature, stretch or distribution.
-            A module is registered, so that what it learns is learnt too.
+            Or a ``Sparsifier``, another family of gates. A module is registered, so that its
+            parameters are learned too.
         sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
-        readout: the rule for the gates at test time; see ``HardConcrete.readout``.
+        readout: the rule for the gates at test time; see ``HardConcrete.readout``. The default is
+            the first one of the family, which is ``"paper"`` for the default gates.
         keep_mean: divide the gated weights by E[z], so that the mean output under the gates is
             that of the model before, as far as it is linear in them. Changes the weights.
 
@@ -99,7 +98,9 @@ def attach_gates(
     groups = choice.groups
     sizes = [group.units for group in groups]
     droprates = _droprates(choice, droprate)
-    bank = GateBank(_initial_locations(model, groups, droprates), sizes, gate, readout)
+    family = as_sparsifier(gate)
+    start = family.start(_droprate_of_each_gate(model, groups, droprates))
+    bank = GateBank(start, sizes, gate, family.readouts[0] if readout is None else readout)
     placed = placements(model, groups, bank)
     _refuse_modules(placed)
     if sample == "example":
@@ -113,7 +114,7 @@ def attach_gates(
     except BaseException:
         remove_gates(gated)
         raise
-    _spread(bank)
+    bank.spread()  # last of all: what is refused draws no random numbers
     if keep_mean:
         _divide_by_mean(gated)
     return gated
@@ -170,13 +171,13 @@ def _droprates(choice: SelectedGroups, droprate: float | Mapping[str, float] | N
     if droprate is not None:
         return per_group(choice.groups, droprate, "droprate")
     traced = {group.name for group in choice.structure or ()}
-    return [NEARLY_OPEN if group.name in traced else PAPER for group in choice.groups]
+    return [TRACED_DROPRATE if group.name in traced else SITE_DROPRATE for group in choice.groups]
 
 
-def _initial_locations(
+def _droprate_of_each_gate(
     model: nn.Module, groups: tuple[Group, ...], droprates: Sequence[float]
 ) -> Tensor:
-    """log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
+    """In float64, on the device of the model."""
     device = model.get_parameter(groups[0].parameters[0]).device
     parts: list[Tensor] = []
     for group, p in zip(groups, droprates, strict=True):
@@ -184,16 +185,8 @@ def _initial_locations(
             raise ArgumentError(f"{group.name}: droprate={p!r} must be a number")
         if not 0 < float(p) < 1:
             raise ArgumentError(f"{group.name}: droprate={p} must lie between 0 and 1, exclusive")
-        location = math.log1p(-float(p)) - math.log(p)
-        parts.append(torch.full((group.units,), location, device=device, dtype=torch.float32))
+        parts.append(torch.full((group.units,), float(p), device=device, dtype=torch.float64))
     return torch.cat(parts)
-
-
-def _spread(bank: GateBank) -> None:
-    """Normal around the locations; last of all, for what is refused shall draw nothing."""
-    with torch.no_grad():
-        for part in bank.by_group(bank.log_alpha):
-            part.add_(SPREAD * torch.randn_like(part))
 
 
 def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:
@@ -230,7 +223,7 @@ def _refuse_modules(placed: dict[nn.Module, list[Multiplier]]) -> None:
 def _divide_by_mean(gated: GatedModel) -> None:
     """Let the expected parameters be the ones the model came with."""
     with torch.no_grad():
-        mean = gated.gates.distribution().mean
+        mean = gated.gates.mean()
         values = gated.gates.by_group(mean)
         done: set[tuple[int, int | None]] = set()
         for module in gated.model.modules():
@@ -245,7 +238,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Call the model once: gates that its forward does not read would silently do nothing."""
     bank = gated.gates
-    devices = [bank.log_alpha.device] if bank.log_alpha.is_cuda else []
+    devices = [bank.device] if bank.device.type == "cuda" else []
     bank.seen = set()
     as_before = in_mode(gated, training=False), buffers_kept(gated.model)
     try:

@@ -1,15 +1,14 @@
-"""The bank: one flat ``log_alpha`` for all gates of a model, and the values they have right now."""
+"""The bank: the parameters of all gates of a model, and the values the gates have right now."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
-from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.errors import GateError
 from hardconcrete.gating.checkpointing import (
     Draws,
     in_backward,
@@ -17,100 +16,193 @@ from hardconcrete.gating.checkpointing import (
     refuse_reentrant,
 )
 from hardconcrete.gating.compilation import if_own, in_graph
+from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
+from hardconcrete.sparsifiers.hard_concrete import MakeRectified
 
-Gate = Callable[[Tensor], Rectified]
+Gate = MakeRectified | Sparsifier
+"""What ``attach_gates(gate=...)`` takes."""
+
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
 
 Held = tuple[Values | None, Tensor | None, Values | None]
 """What modules in training see; all of it, unless compiled code has drawn it; what others see."""
 
-FLAT = (Rectified.rsample, Rectified.icdf, HardConcrete.rsample, HardConcrete.icdf)
-"""How gates are drawn; what else a subclass may do has perhaps a gradient where it is shut."""
-
 HISTORY = ("original", "checks")
 """What units were removed in training, and which may be next."""
 
 
 class GateBank(nn.Module):
-    """All gates of a model: their locations, their distribution and their current values.
+    """All gates of a model: their parameters, their family and their current values.
 
     A drawn z belongs to one call. It is held while the call lasts and is no part of a copy, a
     pickle or a state_dict.
 
+    The parameters of the gates are attributes of the bank under the names that the family gives
+    them, such as ``log_alpha``.
+
+    Args:
+        parameters: the first parameters, as ``Sparsifier.start`` gives them.
+        sizes: the number of gates of each group.
+        gate: a ``Sparsifier``, or what turns ``log_alpha`` into a ``Rectified``.
+        rule: of the readout.
+
     Attributes:
-        log_alpha: the locations, one flat parameter.
-        original: where units were removed in training, the place that each gate that is left had
+        family: the ``Sparsifier`` of the gates.
+        gate: what the family was made of; a module is registered under this name.
+        original: where units were removed in training, the place that each remaining gate had
             among all of them; else None.
-        checks: for how many checks in a row ``shrink`` has found each gate shut; None before.
+        checks: for how many checks in a row ``shrink`` has seen each gate closed; None before.
         tables: which gate each index of a dimension has, where it is not one each. Neither these
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
-        flat: whether a gate that is shut has no gradient, as a rectified sample has none.
+        flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
             one, training uses gates of 0 and 1: those that the readout opens are 1.
-        measuring: whether log_alpha then gets the gradient of the gates. It costs some time, and is
-            not needed in every step; a CUDA graph that is captured always has it.
+        measuring: whether ``location`` then gets the gradient of the gates. It costs some time, and
+            is not needed in every step; a CUDA graph that is captured always has it.
     """
 
+    family: Sparsifier
+    log_alpha: nn.Parameter  # of rectified gates
     generator: torch.Generator | None
     held: Held | None
     _draws: Draws
 
-    def __init__(self, log_alpha: Tensor, sizes: Sequence[int], gate: Gate, rule: str) -> None:
+    def __init__(
+        self, parameters: GateParameters, sizes: Sequence[int], gate: Gate, rule: str
+    ) -> None:
         super().__init__()
-        self.log_alpha = nn.Parameter(log_alpha)
+        family = as_sparsifier(gate)
         self.sizes = tuple(sizes)
         self.gate = gate
+        self.__dict__["family"] = family  # not as a module: ``gate`` is registered
         self.rule = rule
-        self.frozen = False
+        self.frozen = family.constant
         self.measured, self.measuring = 0, True
-        self.learnt: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
+        self.learned: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
         self.tables: list[Tensor] = []
         self.seen: set[tuple[nn.Module, str]] | None = None
         self.__dict__.update(_nothing_held())
-        if not callable(gate):
-            raise ArgumentError(f"gate must be callable on log_alpha, not a {type(gate).__name__}")
-        _refuse_signature(gate)
-        gates = gate(self.log_alpha.detach())
-        _refuse_unusable(gates, self.log_alpha, rule)
-        kind = type(gates)
-        self.flat = kind.rsample in FLAT and kind.icdf in FLAT
+        with torch.no_grad():
+            family.refuse_parameters(parameters, rule)
+            self.flat = family.is_flat(parameters)
+        self.names = tuple(parameters)
+        for name, values in parameters.items():
+            if name in family.fixed:
+                self.register_buffer(name, values)
+            else:
+                self.register_parameter(name, nn.Parameter(values))
+
+    def gate_parameters(self) -> dict[str, Tensor]:
+        """The parameters of the gates, as the family takes them."""
+        return {name: getattr(self, name) for name in self.names}
+
+    @property
+    def count(self) -> int:
+        """The number of gates."""
+        return len(self._first)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the gates are."""
+        return self._first.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the gates."""
+        return self._first.dtype
+
+    @property
+    def _first(self) -> Tensor:
+        found: Tensor = getattr(self, self.names[0])
+        return found
+
+    @property
+    def location(self) -> Tensor:
+        """The parameter that places the gates (``Sparsifier.location``)."""
+        if self.family.location is None:
+            raise GateError(f"{type(self.family).__name__} gates have no location to be moved by")
+        found: Tensor = getattr(self, self.family.location)
+        return found
+
+    def moved_to(self, location: Tensor) -> dict[str, Tensor]:
+        """The parameters of the gates if ``location`` were this."""
+        return {**self.gate_parameters(), cast(str, self.family.location): location}
+
+    def openness(self) -> Tensor:
+        """A number that is larger the more open a gate is, without gradient."""
+        moved = self.family.location is not None
+        return (self.location if moved else self.open_probability()).detach()
+
+    @property
+    def learns(self) -> bool:
+        """Whether a parameter of the gates is learned, frozen or not."""
+        return any(name not in self.family.fixed for name in self.names)
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Let the family add its noise to new gates, group by group."""
+        parts = {name: self.by_group(values) for name, values in self.gate_parameters().items()}
+        for group in range(len(self.sizes)):
+            self.family.spread({name: values[group] for name, values in parts.items()})
+
+    @torch.no_grad()
+    def set_open(self, is_open: Tensor) -> None:
+        """Open and close gates with certainty."""
+        for name, values in self.family.certain(is_open).items():
+            getattr(self, name).copy_(values)
 
     def distribution(self) -> Rectified:
-        """q(z | phi) of every gate, for the present locations."""
+        """q(z | phi) of every gate, of a family of rectified gates."""
         if self.gate is HardConcrete:  # a check of values would wait for the device on each step
             return HardConcrete(self.log_alpha, validate_args=False)
-        return self.gate(self.log_alpha)
+        if not isinstance(self.family, RectifiedGates):
+            raise GateError(
+                f"{type(self.family).__name__} gates have no Rectified distribution: ask the bank "
+                "for open_probability(), mean() or readout()"
+            )
+        return self.family.distribution(self.gate_parameters())
 
     def open_probability(self) -> Tensor:
         """P(open) of every gate."""
         if self.gate is HardConcrete:
             return _open(self.log_alpha)
-        return self.distribution().open_probability
+        return self.family.open_probability(self.gate_parameters())
+
+    def mean(self) -> Tensor:
+        """E[z] of every gate."""
+        return self.family.mean(self.gate_parameters())
 
     def readout(self) -> Tensor:
         """The test-time value of every gate."""
-        return self.distribution().readout(self.rule)
+        if self.gate is HardConcrete:
+            return self.distribution().readout(self.rule)
+        return self.family.readout(self.gate_parameters(), self.rule)
+
+    @torch.no_grad()
+    def is_open(self) -> Tensor:
+        """Whether the unit of each gate stays, as booleans."""
+        return self.family.is_open(self.gate_parameters(), self.rule)
 
     def draw(self, shape: tuple[int, ...] = ()) -> Tensor:
         """A sample of every gate, or the readout where the gates are frozen."""
         if self.frozen:
             return self.readout().detach().expand(*shape, -1)
         if self.measured:
-            return self._constant().expand(*shape, -1)
+            return self._zero_or_one().expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
             return _sample(self.log_alpha, shape)
-        return self.distribution().rsample(shape, generator=self.generator)
+        return self.family.sample(self.gate_parameters(), shape, self.generator)
 
-    def _constant(self) -> Tensor:
+    def _zero_or_one(self) -> Tensor:
         """1 for each gate that the readout opens, else 0; as a draw."""
-        z = (self.readout().detach() > 0).to(self.log_alpha.dtype)
+        z = self.is_open().to(self.dtype)
         if not torch.is_grad_enabled() or not (self.measuring or _is_capturing(z)):
             return z
-        return z + (self.log_alpha - self.log_alpha.detach())  # zeros, with the slope of z
+        return z + (self.location - self.location.detach())  # zeros, with the slope of z
 
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
@@ -163,8 +255,8 @@ class GateBank(nn.Module):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         for name, values in self._history().items():
-            setattr(self, name, values.to(self.log_alpha.device))
-        self.tables[:] = [table.to(self.log_alpha.device) for table in self.tables]
+            setattr(self, name, values.to(self.device))
+        self.tables[:] = [table.to(self.device) for table in self.tables]
         return self
 
     def _history(self) -> dict[str, Tensor]:
@@ -180,12 +272,12 @@ class GateBank(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """The history, too; by now the model has been shrunk to it."""
         rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in HISTORY}
-        own = prefix + "log_alpha"
-        if own in rest:  # never in another precision, also where a state is assigned
-            rest[own] = rest[own].to(self.log_alpha.dtype)
+        for name, values in self.gate_parameters().items():
+            if prefix + name in rest:  # never in another precision, also where a state is assigned
+                rest[prefix + name] = rest[prefix + name].to(values.dtype)
         super()._load_from_state_dict(rest, prefix, *args)
         checks = state_dict.get(prefix + "checks")
-        self.checks = None if checks is None else checks.to(self.log_alpha.device).clone()
+        self.checks = None if checks is None else checks.to(self.device).clone()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **_nothing_held()}
@@ -245,26 +337,3 @@ def _nothing_held() -> dict[str, Any]:
         "_draws": Draws(),
         "generator": None,
     }
-
-
-def _refuse_signature(gate: Gate) -> None:
-    """Refuse what takes nothing, or more than log_alpha."""
-    try:
-        inspect.signature(gate).bind(None)
-    except TypeError as error:
-        raise ArgumentError(f"gate must be callable on log_alpha alone: {error}") from error
-    except ValueError:  # some builtins do not tell
-        return
-
-
-def _refuse_unusable(gates: Rectified, log_alpha: Tensor, rule: str) -> None:
-    if not isinstance(gates, Rectified):
-        raise ArgumentError(
-            f"gate must turn log_alpha into a Rectified, and gave {type(gates).__name__}"
-        )
-    if gates.batch_shape != log_alpha.shape:
-        raise ArgumentError(
-            f"gate must keep the shape of log_alpha, {list(log_alpha.shape)}, "
-            f"and gave {list(gates.batch_shape)}"
-        )
-    gates.readout(rule)

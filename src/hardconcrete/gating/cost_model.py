@@ -22,7 +22,7 @@ def ledger_of(gated: "GatedModel") -> Ledger:
     """Written for a copy without gates."""
     plain = plain_copy(gated)
     ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
-    return ledger.to(gated.gates.log_alpha.device)
+    return ledger.to(gated.gates.device)
 
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
@@ -31,7 +31,7 @@ def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     as_attached = settings.get("batch") in (None, batch_size(example))
     found = gated.look_at(plain) if as_attached else None
     table = measure_latency(plain, example, gate_places(gated), found=found, **settings)
-    return table.to(gated.gates.log_alpha.device)
+    return table.to(gated.gates.device)
 
 
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:

@@ -34,7 +34,7 @@ class GatedModel(nn.Module):
 
     Attributes:
         model: the user's module, its state_dict keys and parameters unchanged.
-        gates: the bank, with ``gates.log_alpha`` for all units.
+        gates: the bank, with the parameters of all gates, such as ``gates.log_alpha``.
         groups: what is gated, in the order of the bank.
         structure: what tracing found in the dense model, with what is fixed and why; None where
             only sites were named.
@@ -91,12 +91,12 @@ class GatedModel(nn.Module):
         """Tell it what its gates belong to; ``shrink`` does so where units were removed."""
         self.groups = groups
         sizes = [torch.full((group.units,), group.size, dtype=torch.float64) for group in groups]
-        self._group_sizes = torch.cat(sizes).to(self.gates.log_alpha.device)
+        self._group_sizes = torch.cat(sizes).to(self.gates.device)
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inputs the gates were attached with, positional and by keyword, on their device."""
-        device = self.gates.log_alpha.device
+        device = self.gates.device
         return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self._example)  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
@@ -142,9 +142,9 @@ class GatedModel(nn.Module):
         """The example inputs move along: the model may be traced with them again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
-        self._group_sizes = self._group_sizes.to(self.gates.log_alpha.device)
+        self._group_sizes = self._group_sizes.to(self.gates.device)
         if self._ledger is not None:
-            self._ledger = self._ledger.to(self.gates.log_alpha.device)
+            self._ledger = self._ledger.to(self.gates.device)
         if self._latency is not None and self._latency.selects.device != self._group_sizes.device:
             self._latency = None  # another device takes other times
         return self
@@ -184,7 +184,7 @@ class GatedModel(nn.Module):
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         """First remove what the saved model had removed."""
-        if f"{prefix}gates.log_alpha" in state_dict:
+        if any(f"{prefix}gates.{name}" in state_dict for name in self.gates.names):
             self._refuse_others(local_metadata.get("gates", []))
         own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
         if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
@@ -220,7 +220,7 @@ class GatedModel(nn.Module):
 
     def units_left(self) -> tuple[int, ...]:
         """How many gates of each group the readout leaves open, as the paper counts them."""
-        return tuple(int((values > 0).sum()) for values in self.gate_values().values())
+        return tuple(int(own.sum()) for own in self.by_group(self.gates.is_open()).values())
 
     def look_at(self, plain: nn.Module) -> LabelledGraph:
         """What tracing finds in the model without its gates; as long as that stays, only once."""
@@ -293,7 +293,7 @@ class GatedModel(nn.Module):
             >>> round(gated.expected("params").item(), 2), gated.delivered("params").item()
             (18.81, 23.0)
         """
-        probability = self.gates.distribution().open_probability
+        probability = self.gates.open_probability()
         if cost == "group_size":
             return (probability * self._group_sizes).sum()
         if cost == LATENCY:
@@ -307,7 +307,7 @@ class GatedModel(nn.Module):
         Args:
             cost: as for ``expected``, which undecided gates make differ from this.
         """
-        left = self.gates.readout() > 0
+        left = self.gates.is_open()
         if cost == "group_size":
             return (left * self._group_sizes).sum()
         if cost == LATENCY:
@@ -318,9 +318,9 @@ class GatedModel(nn.Module):
         """Fix the gates at their readout, in training too, to fine-tune what is left."""
         bank = self.gates
         if frozen and not bank.frozen:
-            bank.learnt = tuple(n for n, p in bank.named_parameters() if p.requires_grad)
-        bank.frozen = frozen
-        for name in bank.learnt:
+            bank.learned = tuple(n for n, p in bank.named_parameters() if p.requires_grad)
+        bank.frozen = frozen or bank.family.constant
+        for name in bank.learned:
             parameter = bank.get_parameter(name).requires_grad_(not frozen)
             if frozen:
                 parameter.grad = None  # else an optimiser goes on with the last one

@@ -54,5 +54,5 @@ def _add_table(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> int | None:
         units = torch.arange(group.units) if axis.units is None else axis.units
         index = torch.where(units >= 0, units + start, index)
         start += group.units
-    bank.tables.append(index.to(bank.log_alpha.device))
+    bank.tables.append(index.to(bank.device))
     return len(bank.tables) - 1

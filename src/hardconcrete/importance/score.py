@@ -115,7 +115,7 @@ def importance(
     with torch.inference_mode(False):
         kept = keep_batches(batches, examples)
         gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
-        is_open = (gated.gates.readout().detach() > 0).to(gated.gates.log_alpha.dtype)
+        is_open = gated.gates.is_open().to(gated.gates.dtype)
         values = measure_importance(gated, kept, loss, is_open)
     return Importance(gated.by_group(values), sum(map(batch_size, kept)))
 

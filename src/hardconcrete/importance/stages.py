@@ -44,17 +44,17 @@ class Student:
         self.refit = Refit()
         with torch.no_grad():
             values = gated.gates.readout()
-            mean = gated.gates.distribution().mean
+            mean, is_open = gated.gates.mean(), gated.gates.is_open()
             back = mean.clamp(min=torch.finfo(mean.dtype).tiny).to(values.dtype)
             self.teacher = plain_copy(gated)
             fold(gated, self.teacher, values)
-            fold(gated, gated.model, torch.where(values > 0, values, back))
-        self.is_open = (values > 0).double().cpu()
+            fold(gated, gated.model, torch.where(is_open, values, back))
+        self.is_open = is_open.double().cpu()
 
     @property
     def gates(self) -> Tensor:
         """What is open, as values of the gates."""
-        return self.is_open.to(self.gated.gates.log_alpha)
+        return self.is_open.to(self.gated.gates.device, self.gated.gates.dtype)
 
     def importance(self) -> Tensor:
         """Of every unit; of a closed one, what it would gain."""

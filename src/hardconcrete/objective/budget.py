@@ -120,8 +120,8 @@ class Budget:
         self.constraints = constraints(gated, limits, units, latency_ms)
         self._limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
-            dtype=gated.gates.log_alpha.dtype,
-            device=gated.gates.log_alpha.device,
+            dtype=gated.gates.dtype,
+            device=gated.gates.device,
         )
 
     def __call__(self) -> Tensor:
@@ -146,7 +146,7 @@ class Budget:
 
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
-        probability = self.gated.gates.distribution().open_probability.detach()
+        probability = self.gated.gates.open_probability().detach()
         return self._by_name(expected(self.gated, self.constraints, probability, exactly=True))
 
     def target(self) -> dict[str, float]:
@@ -165,7 +165,7 @@ class Budget:
         return {c.name: v for c, v in zip(self.constraints, values.tolist(), strict=True)}
 
     def _open(self) -> Tensor:
-        return (self.gated.gates.readout().detach() > 0).to(torch.float64)
+        return self.gated.gates.is_open().to(torch.float64)
 
     def _delivered(self, is_open: Tensor) -> Tensor:
         return delivered(self.gated, self.constraints, is_open).to(self._limits.dtype)

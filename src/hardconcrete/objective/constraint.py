@@ -47,7 +47,7 @@ class Constraint:
     def gates(self, gated: GatedModel) -> slice:
         """The gates that it is about."""
         if self.group is None:
-            return slice(0, len(gated.gates.log_alpha))
+            return slice(0, gated.gates.count)
         return _group(gated, self.group).slice
 
     def expected(self, gated: GatedModel, probability: Tensor, costs: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     With none, what cannot be gated would be dead, and cost less. Single weights are too many to be
     shut for a unit that goes.
     """
-    is_open = torch.zeros_like(gated.gates.log_alpha)
+    is_open = torch.zeros(gated.gates.count, dtype=gated.gates.dtype, device=gated.gates.device)
     for group in gated.groups:
         is_open[group.start if group.keeps_one else group.slice] = 1.0
     alike = gated.ledger.kinds_of_gates().tolist()

@@ -80,7 +80,7 @@ class Descent:
         A latency table stays on its device.
         """
         timed = any(limit.name == LATENCY for limit in self.limits)
-        return self.gated.gates.log_alpha.device if timed else torch.device("cpu")
+        return self.gated.gates.device if timed else torch.device("cpu")
 
     @property
     def _ledger(self) -> Ledger | None:

@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,8 +113,8 @@ def check_run(
         raise ArgumentError(f"check_run does not know a {type(penalty).__name__}")
     bank = penalty.gated.gates
     factor = schedule or (lambda _: 1.0)
-    motion = Motion.of(optimizer, bank.log_alpha)
-    if motion is None or not bank.log_alpha.requires_grad:
+    motion = Motion.of(optimizer, bank.location)
+    if motion is None or not bank.location.requires_grad:
         _warn(_why_still(bank, optimizer))
         return ()
     edge = _shut_below(bank)
@@ -151,7 +151,7 @@ def _check_budget(
 ) -> tuple[Reach, ...]:
     """How far gates get that nothing but the budget moves."""
     gated, pace = budget.gated, sum(map(factor, range(steps)))
-    now = gated.gates.log_alpha.detach().clone()
+    now = gated.gates.location.detach().clone()
 
     def meets(location: Tensor) -> bool:
         """With all shut that can be by then, but one unit of each group."""
@@ -236,8 +236,7 @@ def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
             f"the loss is {float(torch.as_tensor(loss).sum())}: lower the learning rate, clip the "
             "gradients, or look at the last batch"
         )
-    log_alpha = gated.gates.log_alpha
-    for what, values in (("log_alpha", log_alpha.detach()), ("its gradient", log_alpha.grad)):
+    for what, values in _values_and_gradients(gated.gates):
         if values is not None and not values.isfinite().all():
             groups = [
                 name for name, own in gated.by_group(values).items() if not own.isfinite().all()
@@ -247,6 +246,12 @@ def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
                 "the last checkpoint with a lower learning rate"
             )
     return found
+
+
+def _values_and_gradients(bank: GateBank) -> Iterator[tuple[str, Tensor | None]]:
+    for name, values in bank.gate_parameters().items():
+        yield name, values.detach()
+        yield "its gradient", values.grad
 
 
 def _collapsed(gated: GatedModel) -> list[str]:
@@ -266,9 +271,9 @@ def _collapsed(gated: GatedModel) -> list[str]:
 
 def _why_still(bank: GateBank, optimizer: Optimizer) -> str:
     name = type(optimizer).__name__
-    if not bank.log_alpha.requires_grad:
+    if not bank.location.requires_grad:
         return "this run cannot prune: the gates are frozen; gated.freeze_gates(False) frees them"
-    if any(p is bank.log_alpha for group in optimizer.param_groups for p in group["params"]):
+    if any(p is bank.location for group in optimizer.param_groups for p in group["params"]):
         return f"how far {name} moves gates is not known, only of SGD and of Adam and its kin"
     return (
         f"this run cannot prune: the {name} does not have the gates; build it from "
@@ -278,11 +283,11 @@ def _why_still(bank: GateBank, optimizer: Optimizer) -> str:
 
 def _shut_below(bank: GateBank) -> Tensor:
     """The largest log_alpha of each gate that the readout shuts; -inf where there is none."""
-    like = bank.log_alpha.detach()
+    like = bank.location.detach()
 
     def is_open(location: Tensor) -> Tensor:
         with torch.no_grad():
-            return bank.gate(location).readout(bank.rule) > 0
+            return bank.family.is_open(bank.moved_to(location), bank.rule)
 
     low, high = torch.full_like(like, -SURELY), torch.full_like(like, SURELY)
     never = is_open(low)
@@ -294,7 +299,7 @@ def _shut_below(bank: GateBank) -> Tensor:
 
 
 def _reaches(gated: GatedModel, ends: Tensor, edge: Tensor) -> tuple[Reach, ...]:
-    start = gated.gates.log_alpha.detach()
+    start = gated.gates.location.detach()
     parts = (gated.by_group(values) for values in (start, ends, edge))
     first, last, shut = parts
     return tuple(

@@ -164,13 +164,13 @@ def travel(
     """
     trial = Trial(penalty, times)
     bank = penalty.gated.gates
-    mover = _Mover(motion, bank.log_alpha.detach().clone())
+    mover = _Mover(motion, bank.location.detach().clone())
     for start, end in _strides(steps):
         middle = (start + end) // 2
         trial.load_state_dict({"steps": penalty.steps + middle})
         location = mover.location.requires_grad_()
         with torch.enable_grad():
-            (slope,) = torch.autograd.grad(trial.of(bank.gate(location)), location)
+            (slope,) = torch.autograd.grad(trial.of(bank.moved_to(location)), location)
         mover.location = location.detach()
         mover.move(slope, end - start, factor(middle))
     return mover.location
@@ -188,23 +188,23 @@ def pushed(
     The budget's price grows as long as too much is open. Budget and gates are as before afterwards.
     Nobody goes on where what was reached is enough.
     """
-    log_alpha, state = budget.gated.gates.log_alpha, budget.state_dict()
-    before = log_alpha.detach().clone()
+    location, state = budget.gated.gates.location, budget.state_dict()
+    before = location.detach().clone()
     mover, lowest = _Mover(motion, before.clone()), before.clone()
     try:
         for start, end in _strides(steps):
             with torch.enable_grad():
-                (slope,) = torch.autograd.grad(budget(), log_alpha)
+                (slope,) = torch.autograd.grad(budget(), location)
             mover.move(slope, end - start, factor((start + end) // 2))
             lowest = torch.minimum(lowest, mover.location)
             if until(lowest):
                 break
             with torch.no_grad():
-                log_alpha.copy_(mover.location)
+                location.copy_(mover.location)
                 budget._advance(end - start)
     finally:
         with torch.no_grad():
-            log_alpha.copy_(before)
+            location.copy_(before)
         budget.load_state_dict(state)
     return lowest
 

@@ -34,9 +34,6 @@ STEPS_BETWEEN_CUTS = 10
 LONG_TRAINING = 1000
 """Steps of a training in which every fourth step is enough to measure."""
 
-OPEN = 20.0
-"""log_alpha of an open gate, and minus that of a shut one: the readouts are exactly 1 and 0."""
-
 
 class ImportanceBudget(Budget, by="importance"):
     """A budget that removes the units which matter least for what they cost.
@@ -51,9 +48,9 @@ class ImportanceBudget(Budget, by="importance"):
     3. *Train what is left*: the rest is ordinary training, without noise and with a fixed
        structure. ``shrink(gated, optimizer)`` cuts the closed units out, and each step gets faster.
 
-    All gates are 0 or 1 in training. From its first step on the budget writes
-    ``gated.gates.log_alpha`` itself. It needs no learning rate and adds nothing to the loss. A step
-    with infinite or NaN gradients is not measured.
+    All gates are 0 or 1 in training. From its first step on the budget writes the parameters of the
+    gates itself, ``gated.gates.log_alpha`` by default. It needs no learning rate and adds nothing
+    to the loss. A step with infinite or NaN gradients is not measured.
 
     Of several limits, the one that is exceeded most decides which units are closed.
     """
@@ -73,21 +70,21 @@ class ImportanceBudget(Budget, by="importance"):
         _refuse_other_gates(gated)
         bank = gated.gates
         gated.freeze_gates(False)
-        bank.log_alpha.requires_grad_()
+        bank.location.requires_grad_()
         bank.measured, bank.measuring = bank.measured + 1, True
         self._number = bank.measured
-        self._mask = self._open() > 0
+        self._mask = bank.is_open()
         self._places = _places(bank)
         self._descent = Descent(gated, self.constraints, self._open())
-        self._running = RunningImportance(bank.log_alpha)
+        self._running = RunningImportance(bank.location)
         self._step, self._settled = 0, False
 
     def __call__(self) -> Tensor:
         """Zero: the budget does not change the loss."""
-        log_alpha = self.gated.gates.log_alpha
-        if not log_alpha.requires_grad:
-            return log_alpha.new_zeros(())
-        return 0 * log_alpha.sum()  # so that it has a gradient in every step
+        location = self.gated.gates.location
+        if not location.requires_grad:
+            return location.new_zeros(())
+        return 0 * location.sum()  # so that it has a gradient in every step
 
     @torch.no_grad()
     def step(self) -> None:
@@ -98,9 +95,9 @@ class ImportanceBudget(Budget, by="importance"):
                 "another budget by importance was built for this model since; give one budget all "
                 "limits: hc.Budget(gated, macs=0.5, params=0.4)"
             )
-        slope, measured = bank.log_alpha.grad, bank.measuring and not self._settled
+        slope, measured = bank.location.grad, bank.measuring and not self._settled
         if measured and slope is None:
-            raise GateError(_no_gradient(bank.log_alpha))
+            raise GateError(_no_gradient(bank))
         self._step += 1
         self._keep_up()
         if slope is not None:
@@ -219,19 +216,18 @@ class ImportanceBudget(Budget, by="importance"):
         if not (dist.is_available() and dist.is_initialized()):
             self.gated.freeze_gates()
 
-    @torch.no_grad()
     def _write(self) -> None:
         """Give the gates the values that the budget chose."""
-        self.gated.gates.log_alpha.copy_(torch.where(self._mask, OPEN, -OPEN))
+        self.gated.gates.set_open(self._mask)
 
     def _keep_up(self) -> None:
         """The model may have moved to another device, and ``shrink`` may have removed gates."""
         bank = self.gated.gates
-        device = bank.log_alpha.device
+        device = bank.device
         if device != self._mask.device:
             self._mask, self._places = self._mask.to(device), self._places.to(device)
             self._running.to(device)
-        if len(bank.log_alpha) != len(self._places):
+        if bank.count != len(self._places):
             left = torch.searchsorted(self._places, _places(bank))
             self._running.keep(left)
             self._mask, self._places = self._mask[left], _places(bank)
@@ -246,15 +242,16 @@ def _places(bank: GateBank) -> Tensor:
     """Which gates of the dense model there are."""
     if bank.original is not None:
         return bank.original.clone()
-    return torch.arange(len(bank.log_alpha), device=bank.log_alpha.device)
+    return torch.arange(bank.count, device=bank.device)
 
 
-def _no_gradient(log_alpha: Tensor) -> str:
+def _no_gradient(bank: GateBank) -> str:
     """Why there may be none, and what to do."""
-    if not log_alpha.requires_grad:
+    if not bank.location.requires_grad:
         return (
-            "budget.step() needs the gradients of the gates, and gated.gates.log_alpha was frozen "
-            "after the budget was built: freeze gated.model instead of gated"
+            f"budget.step() needs the gradients of the gates, and gated.gates."
+            f"{bank.family.location} was frozen after the budget was built: freeze gated.model "
+            "instead of gated"
         )
     return (
         "budget.step() needs the gradients of this step: call the GatedModel in training mode, "
@@ -264,13 +261,19 @@ def _no_gradient(log_alpha: Tensor) -> str:
 
 @torch.no_grad()
 def _refuse_other_gates(gated: GatedModel) -> None:
-    """Refuse a gate family or a readout that is not exactly 0 or 1 at the ends."""
+    """Refuse gates that cannot be moved, or whose readout is not exactly 0 or 1 at the ends."""
     bank = gated.gates
-    for end, wanted in ((-OPEN, 0.0), (OPEN, 1.0)):
-        values = bank.gate(torch.full_like(bank.log_alpha, end)).readout(bank.rule)
-        if (values != wanted).any():
+    if bank.family.location is None:
+        raise ArgumentError(
+            f"a budget by importance moves the gates, and those of {type(bank.family).__name__} "
+            "are fixed: use other gates"
+        )
+    every = torch.ones(bank.count, dtype=torch.bool, device=bank.device)
+    for words, is_open in (("closed", ~every), ("open", every)):
+        values = bank.family.readout(bank.family.certain(is_open), bank.rule)
+        if (values != is_open.to(values.dtype)).any():
             raise ArgumentError(
                 "a budget by importance needs gates that are 0 or 1, and the readout of these is "
-                f"{values.max().item():.3g} at log_alpha {end:g}: use the default gates, or "
-                "by='gates'"
+                f"{values.max().item():.3g} where they are certainly {words}: use the default "
+                "gates, or by='gates'"
             )

@@ -97,13 +97,18 @@ class LearnedBudget(Budget, by="gates"):
         refuse_measured_gates(gated, "a budget with by='gates'")
         self.warmup = WARMUP if self.steps is None else self.steps // 3
         self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
-        log_alpha = gated.gates.log_alpha.detach()
+        if gated.gates.family.location is None:
+            raise ArgumentError(
+                f"a budget with by='gates' needs gates that learn, and those of "
+                f"{type(gated.gates.family).__name__} are fixed: use other gates"
+            )
+        location = gated.gates.location.detach()
         many = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])
         self._start = torch.maximum(self._delivered(self._open()), self._limits)
-        self._log_scale = log_alpha.new_full((many,), math.log(FIRST))
-        self._steps = torch.zeros((), dtype=torch.int64, device=log_alpha.device)
-        self._price = log_alpha.new_zeros(many, 0)
+        self._log_scale = location.new_full((many,), math.log(FIRST))
+        self._steps = torch.zeros((), dtype=torch.int64, device=location.device)
+        self._price = location.new_zeros(many, 0)
         self._kept: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
         self._begin()
 
@@ -114,7 +119,7 @@ class LearnedBudget(Budget, by="gates"):
         """
         refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
-        probability = self.gated.gates.distribution().open_probability
+        probability = self.gated.gates.open_probability()
         means = [
             expected(self.gated, [constraint], _priced(probability, price))
             for constraint, price in zip(self.constraints, self._price, strict=True)
@@ -141,9 +146,9 @@ class LearnedBudget(Budget, by="gates"):
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
         """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
-        log_alpha, own = self.gated.gates.log_alpha.detach(), is_open * self._concerned
-        fast = log_alpha - self._past < -FALL * max(steps, MEMORY) / self.warmup
-        self._past.lerp_(log_alpha, 1 - (1 - 1 / MEMORY) ** steps)
+        location, own = self.gated.gates.location.detach(), is_open * self._concerned
+        fast = location - self._past < -FALL * max(steps, MEMORY) / self.warmup
+        self._past.lerp_(location, 1 - (1 - 1 / MEMORY) ** steps)
         return (own * fast).sum(1) > SOME * own.sum(1)
 
     def _steps_to_come(self) -> int:
@@ -189,12 +194,12 @@ class LearnedBudget(Budget, by="gates"):
 
     def _keep_up(self) -> None:
         """Units may have been removed meanwhile; limits are in units of the dense model."""
-        if self._price.shape[1] != len(self.gated.gates.log_alpha):
+        if self._price.shape[1] != self.gated.gates.count:
             self._begin()
 
     @torch.no_grad()
     def _begin(self) -> None:
-        if self._price.shape[1] != len(self.gated.gates.log_alpha):
+        if self._price.shape[1] != self.gated.gates.count:
             self._make_room()
         is_open = self._open()
         delivered, own = self._looked_at(is_open)
@@ -202,13 +207,13 @@ class LearnedBudget(Budget, by="gates"):
 
     def _make_room(self) -> None:
         """For a price of every gate."""
-        log_alpha = self.gated.gates.log_alpha
-        concerned = torch.zeros(len(self.constraints), len(log_alpha), dtype=torch.bool)
+        location = self.gated.gates.location
+        concerned = torch.zeros(len(self.constraints), len(location), dtype=torch.bool)
         for k, constraint in enumerate(self.constraints):
             concerned[k, constraint.gates(self.gated)] = True
-        self._concerned = concerned.to(log_alpha.device)
-        self._price = torch.zeros_like(self._concerned, dtype=log_alpha.dtype)
-        self._past = log_alpha.detach().clone()
+        self._concerned = concerned.to(location.device)
+        self._price = torch.zeros_like(self._concerned, dtype=location.dtype)
+        self._past = location.detach().clone()
 
     def _set_prices(self, is_open: Tensor, error: Tensor, own: Tensor) -> None:
         """Write the price of every gate, in place: a captured CUDA graph reads it there."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import kl_divergence
 
 from hardconcrete.distributions import Rectified
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import per_group, ungated, without_gates
 from hardconcrete.objective.budget import refuse_measured_gates
+from hardconcrete.sparsifiers import GateParameters
 
 Lam = float | str | Mapping[str, float]
 Schedule = Callable[[int], float | Mapping[str, float]]
@@ -89,7 +89,7 @@ class L0Penalty:
         self._free: dict[str, dict[int, Tensor]] = {}
         self._update()
         if prior is not None:
-            _refuse_prior(gated, prior)
+            gated.gates.family.refuse_prior(gated.gates.gate_parameters(), prior)
         self.prior = prior
         if weight_decay:
             self._refuse_second_decay()
@@ -105,14 +105,15 @@ class L0Penalty:
         """The penalty for the present gates and weights."""
         refuse_measured_gates(self.gated, "an L0Penalty")
         bank = self.gated.gates
-        return self._sum(bank.open_probability(), bank.distribution)
+        return self._sum(bank.open_probability(), bank.gate_parameters)
 
-    def of(self, gates: Rectified) -> Tensor:
-        """The penalty if the gates were these."""
-        return self._sum(gates.open_probability, lambda: gates)
+    def of(self, parameters: GateParameters) -> Tensor:
+        """The penalty if the gates had these parameters."""
+        family = self.gated.gates.family
+        return self._sum(family.open_probability(parameters), lambda: parameters)
 
-    def _sum(self, probability: Tensor, gates: Callable[[], Rectified]) -> Tensor:
-        if len(self._price) != len(self.gated.gates.log_alpha):  # units were removed meanwhile
+    def _sum(self, probability: Tensor, parameters: Callable[[], GateParameters]) -> Tensor:
+        if len(self._price) != self.gated.gates.count:  # units were removed meanwhile
             self._update()
         total = (probability * self._price.to(probability.device)).sum()
         if self.weight_decay:
@@ -120,7 +121,8 @@ class L0Penalty:
             squares = (felt * self._squared_norms()).sum() + self._squares_without_gates()
             total = total + 0.5 * self.weight_decay * squares
         if self.prior is not None:
-            total = total + kl_divergence(gates(), self.prior).sum() / self.examples
+            divergence = self.gated.gates.family.divergence(parameters(), self.prior)
+            total = total + divergence.sum() / self.examples
         return total
 
     def step(self) -> None:
@@ -167,15 +169,15 @@ class L0Penalty:
                 raise ArgumentError(f"{name}: lam={lam!r} must be a number")
             if not 0 <= float(lam) < math.inf:
                 raise ArgumentError(f"{name}: lam={lam} must not be negative or infinite")
-        same_gates = len(self._price) == len(self.gated.gates.log_alpha)
+        same_gates = len(self._price) == self.gated.gates.count
         if same_gates and now == self._priced:
             return
-        groups, log_alpha = self.gated.groups, self.gated.gates.log_alpha.detach()
+        groups, bank = self.gated.groups, self.gated.gates
         if not same_gates:
             self._refuse_long_prior()
-            self._price = torch.zeros_like(log_alpha)
+            self._price = torch.zeros(bank.count, dtype=bank.dtype, device=bank.device)
             self._free = {
-                name: {dim: index.to(log_alpha.device) for dim, index in found.items()}
+                name: {dim: index.to(bank.device) for dim, index in found.items()}
                 for name, found in without_gates(groups).items()
             }
         prices = [
@@ -186,7 +188,7 @@ class L0Penalty:
 
     def _refuse_long_prior(self) -> None:
         entries = 1 if self.prior is None else self.prior.batch_shape.numel()
-        if entries not in (1, len(self.gated.gates.log_alpha)):
+        if entries not in (1, self.gated.gates.count):
             raise ArgumentError(
                 f"the prior has {entries} entries, one for every gate that there was, and units "
                 "were removed: build the L0Penalty anew, its prior for those that are left"
@@ -231,21 +233,3 @@ def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:
     if callable(lam):
         return lam
     return lambda _: lam
-
-
-def _refuse_prior(gated: GatedModel, prior: Rectified) -> None:
-    """Refuse what has no finite divergence, here and not at the first step."""
-    if not isinstance(prior, Rectified):
-        raise ArgumentError(
-            f"prior must be a Rectified such as HardConcrete.with_open_probability(0.1), "
-            f"not {type(prior).__name__}"
-        )
-    gates = gated.gates.distribution()
-    fits = prior.batch_shape in (torch.Size(), torch.Size([1]), gates.batch_shape)
-    with torch.no_grad():
-        finite = fits and kl_divergence(gates, prior).isfinite().all()
-    if not finite:
-        raise ArgumentError(
-            "the prior must give every gate a finite divergence: the support of the gates, and one "
-            f"entry or one per gate ({len(gated.gates.log_alpha)}); see appendix C of the paper"
-        )

@@ -212,6 +212,6 @@ def _medians(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> li
     """Milliseconds of each, called in turn."""
     args, kwargs = gated.example
     calls = [partial(model, *args, **kwargs) for model in models]
-    wait = partial(wait_for, [gated.gates.log_alpha.device])
+    wait = partial(wait_for, [gated.gates.device])
     with torch.inference_mode():
         return [quartiles(times)[0] for times in interleaved(calls, repeats, wait)]
