@@ -1,5 +1,6 @@
 """What is minimised besides the task's own loss, and what belongs to minimising it."""
 
+from hardconcrete.objective.base import Penalties, Penalty
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.diagnostics import check_gates, check_run
 from hardconcrete.objective.importance_budget import ImportanceBudget
@@ -13,6 +14,8 @@ __all__ = [
     "ImportanceBudget",
     "L0Penalty",
     "LearnedBudget",
+    "Penalties",
+    "Penalty",
     "check_gates",
     "check_run",
     "lam_per_weight",

@@ -140,7 +140,7 @@ class L0Penalty:
         """What a resumed run needs: the place in the schedule."""
         return {"steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken."""
         self.steps = state["steps"]
         self._update()
