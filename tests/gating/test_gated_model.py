@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,13 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 def test_outside_a_draw_training_is_an_error_with_words() -> None:
     gated = make()
-    for read in (lambda: gated.model(inputs()), lambda: gated.model.fc1.weight):
+    layer, x = gated.model.fc1, torch.randn(2, 12)
+    for call in (gated.model, gated.model.forward):
         with pytest.raises(GateError, match=r"call it instead of its inner model.*gated.eval\(\)"):
-            read()
+            call(inputs())
+    for call in (layer, layer.forward):
+        with pytest.raises(GateError, match="in training they are drawn for one call"):
+            call(x)
     gated.eval().model.train()
     with pytest.raises(GateError, match="inner model, itself in training, put other"):
         gated(inputs())
@@ -429,9 +434,10 @@ def test_a_state_without_metadata_loads() -> None:
     assert_same_state(other, gated)
 
 
-def test_distributed_checkpoints_inside_a_draw() -> None:
-    gated = make()
-    with gated.draw():
+@pytest.mark.parametrize("mode", ["training", "draw", "evaluation"])
+def test_distributed_checkpoints_read_the_state(mode: str) -> None:
+    gated = make().train(mode != "evaluation")
+    with gated.draw() if mode == "draw" else nullcontext():
         state = get_model_state_dict(gated)
     torch.testing.assert_close(state, dict(gated.state_dict()), rtol=0, atol=0)
 

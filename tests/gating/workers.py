@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hardconcrete as hc
@@ -72,3 +75,29 @@ def found_gates() -> hc.GatedModel:
 def found_step(_: int, gated: hc.GatedModel, answer: Path) -> None:
     """As ``train_step``, in a process that never traced the model."""
     train_step(0, gated, answer)
+
+
+def fully_sharded_step(rank: int, folder: Path) -> None:
+    """Two steps with sharded weights and two without; the gates are whole in every process."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=1
+    )
+    answers = []
+    for sharded in (True, False):
+        gated = make_gated()
+        penalty = hc.L0Penalty(gated, LAM)
+        if sharded:
+            settings = {"mesh": init_device_mesh("cpu", (1,))}
+            settings["ignored_params"] = set(gated.gates.parameters())
+            fully_shard(gated.model.fc1, **settings)
+            fully_shard(gated, **settings)
+        optimizer = torch.optim.SGD(gated.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of_rank(gated, penalty, rank).backward()
+            optimizer.step()
+        state = get_model_state_dict(gated, options=StateDictOptions(full_state_dict=True))
+        answers.append(dict(state))
+    torch.save(answers, folder / "rank0.pt")
+    dist.destroy_process_group()

@@ -1,6 +1,8 @@
 """What multiplies the parameters of a gated module."""
 
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -8,6 +10,10 @@ from torch import Tensor, nn
 
 from hardconcrete.errors import GateError
 from hardconcrete.gating.bank import GateBank, Values
+from hardconcrete.gating.checkpointing import in_backward
+
+CALLS = ("_call_impl", "forward")
+"""Functions of a module that run while it is called."""
 
 KEY = "_hardconcrete"
 """Where a gated module keeps its gates: in its ``__dict__``, unseen by the module system."""
@@ -70,8 +76,10 @@ class ModuleGates:
     outer: tuple[Multiplier, ...] = ()
 
     def read(self, module: nn.Module, name: str) -> Tensor:
-        """A parameter, times its gates."""
+        """A parameter, times its gates; in training, outside of all calls, the parameter itself."""
         value: Any = module._parameters[name]
+        if self.bank.held is None and module.training and self._is_outside_calls(module):
+            return value  # type: ignore[no-any-return]
         values = self.values(module, name)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
@@ -83,3 +91,26 @@ class ModuleGates:
         if self.bank.seen is not None:
             self.bank.seen.update((module, name) for name in names)
         return self.bank.values(module.training)
+
+    def _is_outside_calls(self, module: nn.Module) -> bool:
+        """Whether this is no forward that misses a draw, but a tool that looks at parameters.
+
+        Python knows which functions run. It is asked only where there are no gates.
+        """
+        if torch.compiler.is_compiling() or in_backward():
+            return False
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name in CALLS:
+                called = _first_argument(frame)
+                if isinstance(called, nn.Module):
+                    parts = [*called.modules()]
+                    if module in parts and self.bank not in parts:  # else it is a GatedModel
+                        return False
+            frame = frame.f_back
+        return True
+
+
+def _first_argument(frame: FrameType) -> Any:
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
