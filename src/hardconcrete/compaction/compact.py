@@ -14,28 +14,14 @@ from hardconcrete.compaction.external_selection import without_selection
 from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
-from hardconcrete.compaction.projection import constraints_of, kept, projected
 from hardconcrete.compaction.shrink_history import among_all, expanded
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
-from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES
-from hardconcrete.importance.stages import (
-    Student,
-    cut_in_stages,
-    stages_for,
-    warn_of_what_was_not_refitted,
-)
-from hardconcrete.objective import Budget, ImportanceBudget
-from hardconcrete.objective.budget import BAND
-from hardconcrete.objective.constraint import Constraint, delivered, expected
-from hardconcrete.objective.descent import Descent
+from hardconcrete.importance.batches import Loss
+from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, Projection, Projects, project
 
 Form = Literal["auto", "module", "graph"]
-
-FAR_BELOW = 0.8
-"""The part of its budget with less than which a training with whole groups shut has collapsed."""
 
 
 def compact(
@@ -44,7 +30,7 @@ def compact(
     form: Form = "auto",
     min_units: int = 1,
     kept_inputs_only: bool = False,
-    budget: Budget | None = None,
+    budget: Projects | None = None,
     round_to: int = 1,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
@@ -107,19 +93,17 @@ def compact(
             "batches and loss belong together: with both, units are closed by their importance; "
             "with neither, by their gates"
         )
+    if budget is not None and not isinstance(budget, Projects):
+        raise ArgumentError(NOT_OF_THIS_MODEL)
     _look_at(gated)
     with torch.inference_mode(False):  # the small model can be trained
-        least = min_units if as_read else kept(gated, round_to)
         if as_read:
-            values = gated.gates.readout().detach()
-        elif batches is not None and loss is not None:
-            student = _by_importance(gated, budget, round_to, batches, loss)
-            gated, values = student.gated, student.gates
+            mask = Projection(gated, gated.gates.readout().detach(), min_units)
+        elif budget is None:
+            mask = project(gated, round_to=round_to, batches=batches, loss=loss)
         else:
-            values = projected(gated, budget, round_to)
-            if budget is not None:
-                _look_back(gated, budget)
-        small = compacted(gated, values, form=form, min_units=least)
+            mask = budget.project(gated, round_to=round_to, batches=batches, loss=loss)
+        small = compacted(mask.gated, mask.values, form=form, min_units=mask.min_units)
     return without_selection(small, gated.example) if kept_inputs_only else small
 
 
@@ -143,18 +127,6 @@ def compacted(
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
 
 
-def _by_importance(
-    gated: GatedModel, budget: Budget | None, round_to: int, batches: Iterable[Any], loss: Loss
-) -> Student:
-    """A copy that fits, re-fitted where something had to change."""
-    limits = () if budget is None else constraints_of(gated, budget)
-    student = Student(copy.deepcopy(gated), keep_batches(batches, EXAMPLES), loss)
-    descent = Descent(student.gated, limits, student.is_open)
-    cut_in_stages(student, descent, stages=stages_for(descent.depth), round_to=round_to)
-    warn_of_what_was_not_refitted(student)
-    return student
-
-
 def _look_at(gated: GatedModel) -> None:
     """Refuse what is no number, and say where nothing is left."""
     by_group = gated.by_group(gated.gates.log_alpha.detach())
@@ -167,52 +139,6 @@ def _look_at(gated: GatedModel) -> None:
         _warn(
             "no gate is open: the network has collapsed, and what is left was never trained alone"
         )
-
-
-def _look_back(gated: GatedModel, budget: Budget) -> None:
-    """Say where units are shut that the network was trained with, or come back that were not."""
-    is_open = (gated.gates.readout().detach() > 0).double()
-    limits, costs = budget.constraints, delivered(gated, budget.constraints, is_open).tolist()
-    parts = [cost * limit.dense / limit.limit for cost, limit in zip(costs, limits, strict=True)]
-    for group in gated.groups:
-        own = [k for k, limit in enumerate(limits) if group.start in _range(limit, gated)]
-        nearest = max(own, key=parts.__getitem__, default=None)
-        shut = group.keeps_one and not is_open[group.slice].any()
-        if shut and nearest is not None and parts[nearest] < FAR_BELOW:
-            found = _found(gated, limits[nearest], costs[nearest])
-            _warn(
-                f"the training ended far below its budget, {found}, and has shut {group.name} "
-                "altogether: units come back now that the network has not been trained with. "
-                "Train longer, with steps=... of the budget, or with a larger one"
-            )
-            break
-    cure = (
-        "Train until the budget has fixed the units, or pass batches=... and loss=... to re-fit "
-        "those that stay"
-        if isinstance(budget, ImportanceBudget)
-        else "Train longer, or with a larger learning rate of the gates; hc.check_run says before "
-        "the first step how far they get"
-    )
-    for limit, cost, part in zip(limits, costs, parts, strict=True):
-        if part > 1 + BAND:
-            _warn(
-                f"the training ended above its budget, {_found(gated, limit, cost)}: units are "
-                f"shut now that the network still uses. {cure}"
-            )
-
-
-def _range(limit: Constraint, gated: GatedModel) -> range:
-    return range(*limit.gates(gated).indices(len(gated.gates.log_alpha)))
-
-
-def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:
-    """What there is of a cost, and what there should be."""
-    probability = gated.gates.distribution().open_probability.detach()
-    mean = expected(gated, [limit], probability, exactly=True).item()
-    return (
-        f"with {cost:.1%} of the {limit.words} delivered and {mean:.1%} expected instead of "
-        f"{limit.limit / limit.dense:.1%}"
-    )
 
 
 def _warn(words: str) -> None:
