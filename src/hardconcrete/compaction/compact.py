@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.external_selection import without_selection
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.module_form import guesses
@@ -201,7 +200,7 @@ def _attempt(
 ) -> tuple[nn.Module | None, str]:
     """A small model, if it computes the same; else why not."""
     try:
-        small = apply_plan(plan, plain, *example)
+        small = plan.apply(plain, *example)
         gap = difference(reference, small, example)
     except Exception as error:  # the user's forward may fail in any way
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

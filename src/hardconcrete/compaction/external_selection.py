@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hardconcrete.compaction.input_selection import stop_selecting
-from hardconcrete.compaction.plan import KEY, CompactionPlan
+from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.verify import TOLERANCE, Inputs
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.model_state import in_mode
@@ -33,8 +33,7 @@ def without_selection(small: nn.Module, example: Inputs) -> nn.Module:
     if not gap <= TOLERANCE.get(x.dtype, 1e-5):
         raise CompactionError(f"{path} gives something else when its inputs are selected outside")
     rest = {name: places for name, places in plan.selections.items() if name != path}
-    small.__dict__[KEY] = replace(plan, selections=rest, given={**plan.given, path: kept})
-    return small
+    return replace(plan, selections=rest, given={**plan.given, path: kept}).put_on(small)
 
 
 def _only_input(small: nn.Module, example: Inputs) -> Tensor:

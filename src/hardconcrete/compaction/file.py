@@ -10,7 +10,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
 
@@ -70,7 +69,7 @@ def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
         )
     device = next((p.device for p in dense_model.parameters()), torch.device("cpu"))
     args, kwargs = _examples(plan.inputs, device)
-    small = apply_plan(plan, dense_model, tuple(args), kwargs)
+    small = plan.apply(dense_model, tuple(args), kwargs)
     _fill(Path(path), small, tensors)
     return small
 

@@ -3,14 +3,13 @@
 import copy
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from hardconcrete.compaction.kept_sizes import kept_indices, size_after_cuts
 from hardconcrete.compaction.module_form import fold
-from hardconcrete.compaction.plan import CompactionPlan
-from hardconcrete.compaction.planner import kept_indices, size_after_cuts
 from hardconcrete.compaction.verify import Inputs
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.propagate import (
@@ -24,6 +23,9 @@ from hardconcrete.graph.propagate import (
 from hardconcrete.graph.trace import trace
 from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
+
+if TYPE_CHECKING:
+    from hardconcrete.compaction.plan import CompactionPlan
 
 
 class _Specs:
@@ -76,6 +78,12 @@ class CompactedGraph(nn.Module):
             )
         return self._forwards[self.training](self, *args, **kwargs)
 
+    def set_graph(self, training: bool, graph: fx.GraphModule) -> None:
+        """Compute this graph in training or in evaluation mode."""
+        self._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
+        self._specs.inputs[training] = graph._in_spec
+        self._specs.outputs[training] = graph._out_spec
+
 
 def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The module that holds a tensor, made if it is not there."""
@@ -87,7 +95,7 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     return root, attribute
 
 
-def cut_graph(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Module:
+def cut_graph(plan: "CompactionPlan", model: nn.Module, example: Inputs) -> nn.Module:
     """A dense model as a graph, cut and scaled."""
     dense = copy.deepcopy(model)
     small = CompactedGraph(dense)
@@ -101,9 +109,7 @@ def cut_graph(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
         graphs.pop(True, None)
     for training, graph in graphs.items():
         _take_constants(graph, small, known)
-        small._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
-        small._specs.inputs[training] = graph._in_spec
-        small._specs.outputs[training] = graph._out_spec
+        small.set_graph(training, graph)
     fold(plan, dense)
     for path, kept in plan.selections.items():
         module = small.get_submodule(path)
@@ -113,7 +119,7 @@ def cut_graph(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
 
 
 def _rewrite(
-    plan: CompactionPlan,
+    plan: "CompactionPlan",
     dense: nn.Module,
     graph: fx.GraphModule,
     small: nn.Module,
@@ -126,7 +132,7 @@ def _rewrite(
     return {names.get(name, name) for name in used}
 
 
-def _dead_by_plan(plan: CompactionPlan, found: LabelledGraph, seen: set[str] | None) -> Liveness:
+def _dead_by_plan(plan: "CompactionPlan", found: LabelledGraph, seen: set[str] | None) -> Liveness:
     """The dead, as a plan has them: labels with no index that stays in tensors that it has seen."""
     liveness = Liveness(found, {})
     removed: set[int] = set()
@@ -175,7 +181,7 @@ def _kept_beside(graph: fx.GraphModule, small: nn.Module, wanted: str, constant:
 class _Rewriter:
     def __init__(
         self,
-        plan: CompactionPlan,
+        plan: "CompactionPlan",
         found: LabelledGraph,
         liveness: Liveness,
         graph: fx.GraphModule,

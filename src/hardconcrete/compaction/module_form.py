@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.empty_layers import allow_empty
 from hardconcrete.compaction.input_selection import selecting
-from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.graph.model_state import in_mode
 from hardconcrete.graph.propagate import named_tensors
+
+if TYPE_CHECKING:
+    from hardconcrete.compaction.plan import CompactionPlan
 
 Cutter = Callable[[Tensor, int, Tensor], None]
 """Leaves some indices of a dimension of a tensor, in place."""
@@ -28,14 +30,14 @@ def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
     tensor.grad = None
 
 
-def cut_copy(plan: CompactionPlan, model: nn.Module) -> nn.Module:
+def cut_copy(plan: "CompactionPlan", model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
     small = copy.deepcopy(model)
     cut_module(plan, small)
     return small
 
 
-def cut_module(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
+def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
     """Cut and scale a model in place."""
     with in_mode(model, training=False):  # weights may be computed, and in training change state
         before = {module: _sizes(module) for module in model.modules()}
@@ -50,7 +52,7 @@ def cut_module(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) ->
         selecting(model.get_submodule(path), kept)
 
 
-def fold(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
+def fold(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
     """Multiply gates in and cut, in place: what is tied stays tied."""
     tensors = named_tensors(model)
     with torch.no_grad():
@@ -120,7 +122,7 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
 """How each kind of leaf states its sizes."""
 
 
-def guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[dict[str, int]]:
+def guesses(plan: "CompactionPlan", model: nn.Module) -> Iterator[dict[str, int]]:
     """Integers that the user's own modules keep and that look like sizes that were cut.
 
     First all of them, then each alone, then all but one: guesses, good only if what comes of one
@@ -141,7 +143,7 @@ def guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[dict[str, int]]:
     yield from some
 
 
-def _new_sizes(plan: CompactionPlan, prefix: str) -> dict[int, int]:
+def _new_sizes(plan: "CompactionPlan", prefix: str) -> dict[int, int]:
     """Sizes that became others inside a module, where there is one answer."""
     found: dict[int, set[int]] = {}
     for cut in plan.cuts:

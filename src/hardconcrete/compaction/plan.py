@@ -1,6 +1,5 @@
 """The plan of a compaction: which units stay and what is folded in. It holds no weights."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -8,16 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from hardconcrete.compaction.apply import apply_plan
+from hardconcrete.compaction.architecture import classes_of, shapes_of
 from hardconcrete.errors import ArgumentError
 
 KEY = "_hardconcrete_plan"
 """Where a compacted model keeps its plan: in its ``__dict__``, unseen by the module system."""
-
-
-def classes_of(model: nn.Module) -> str:
-    """A digest of where a model has modules of which class."""
-    lines = [f"{path} {type(module).__name__}" for path, module in model.named_modules()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -172,9 +167,24 @@ class CompactionPlan:
             example_inputs: needed for a plan in graph form, which is traced again.
             kwargs: keyword inputs of the same call.
         """
-        from hardconcrete.compaction.apply import apply_plan
+        small = apply_plan(self, model, example_inputs, kwargs)
+        before = model.__dict__.get(KEY)
+        if isinstance(before, CompactionPlan) and before.made(model):
+            return self.after(before).put_on(small)
+        return self.put_on(small)
 
-        return apply_plan(self, model, example_inputs, kwargs)
+    def put_on(self, small: nn.Module) -> nn.Module:
+        """Let a small model carry this plan, where ``of`` finds it."""
+        small.__dict__[KEY] = self
+        return small
+
+    def made(self, model: nn.Module) -> bool:
+        """Whether a model is the result of this plan and its layers did not change since."""
+        shapes = shapes_of(model)
+        return self.modules == classes_of(model) and all(
+            cut.tensor in shapes and shapes[cut.tensor][cut.dim] == len(cut.kept)
+            for cut in self.cuts
+        )
 
 
 Stayed = Mapping[tuple[str, int], Cut]
