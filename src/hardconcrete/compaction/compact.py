@@ -14,7 +14,7 @@ from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
-from hardconcrete.compaction.shrink_history import among_all, expanded
+from hardconcrete.compaction.shrink_history import dense_model, dense_values
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
@@ -153,9 +153,9 @@ def compacted(
     gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
 ) -> nn.Module:
     """A plain, smaller model that computes what the gated one does at these values of its gates."""
-    dense = expanded(gated)
+    dense = dense_model(gated)
     plain = plain_copy(dense)
-    plan = make_plan(dense, plain, min_units=min_units, values=among_all(gated, values))
+    plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
     reference = copy.deepcopy(gated)
     failures = []
     with reference.gates.holding(None, values):
