@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.plan import Cut, Kept, Scale
+from hardconcrete.compaction.plan import Cut, KeptUnits, Scale
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.paper.models import LeNet5
 from tests.compaction.networks import Maps, dense, gap, with_shut
@@ -30,7 +30,7 @@ def test_it_prints_what_stays_of_each_group() -> None:
 
 
 def test_selections_are_printed() -> None:
-    plan = hc.CompactionPlan("M", {"a": Kept(3, (0, 2))}, (), selections={"fc": (0, 4)})
+    plan = hc.CompactionPlan("M", {"a": KeptUnits(3, (0, 2))}, (), selections={"fc": (0, 4)})
     assert str(plan) == "M, as module\na: 2 of 3\nfc: selects 2 inputs"
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.external_selection import without_selection
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
-from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import dense_model, dense_values
+from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
@@ -189,7 +189,7 @@ def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[
     """What can be tried: plain modules, with sizes among their attributes replaced, a graph."""
     if form != "graph":
         yield replace(plan, form="module")
-        for guess in guesses(plan, plain):
+        for guess in size_guesses(plan, plain):
             yield replace(plan, form="module", attributes={**plan.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")

@@ -1,7 +1,7 @@
 """The plain form: the user's own classes with smaller tensors and truthful attributes."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 Cutter = Callable[[Tensor, int, Tensor], None]
 """Leaves some indices of a dimension of a tensor, in place."""
-
-MOST_GUESSES = 12
-"""With more attributes than these, only all of them at once are tried."""
 
 
 def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
@@ -120,33 +117,3 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.EmbeddingBag, _embedding),
 ]
 """How each kind of leaf states its sizes."""
-
-
-def guesses(plan: "CompactionPlan", model: nn.Module) -> Iterator[dict[str, int]]:
-    """Integers that the user's own modules keep and that look like sizes that were cut.
-
-    First all of them, then each alone, then all but one: guesses, good only if what comes of one
-    is verified.
-    """
-    found: dict[str, int] = {}
-    for path, module in model.named_modules():
-        if not type(module).__module__.startswith("torch.nn"):
-            sizes = _new_sizes(plan, f"{path}." if path else "")
-            for name, value in vars(module).items():
-                if not name.startswith("_") and type(value) is int and value in sizes:
-                    found[f"{path}.{name}"] = sizes[value]
-    some = [found] if found else []
-    if 1 < len(found) <= MOST_GUESSES:
-        some += [{name: size} for name, size in found.items()]
-    if 2 < len(found) <= MOST_GUESSES:
-        some += [{n: s for n, s in found.items() if n != name} for name in found]
-    yield from some
-
-
-def _new_sizes(plan: "CompactionPlan", prefix: str) -> dict[int, int]:
-    """Sizes that became others inside a module, where there is one answer."""
-    found: dict[int, set[int]] = {}
-    for cut in plan.cuts:
-        if cut.tensor.startswith(prefix):
-            found.setdefault(cut.size, set()).add(len(cut.kept))
-    return {size: new.pop() for size, new in found.items() if len(new) == 1}

@@ -16,7 +16,7 @@ KEY = "_hardconcrete_plan"
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptUnits:
     """What stays of a group of units."""
 
     units: int
@@ -73,7 +73,7 @@ class CompactionPlan:
     """
 
     model: str
-    groups: Mapping[str, Kept]
+    groups: Mapping[str, KeptUnits]
     cuts: tuple[Cut, ...]
     scales: tuple[Scale, ...] = ()
     selections: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -108,7 +108,10 @@ class CompactionPlan:
     def _from_content(cls, content: Any) -> "CompactionPlan":
         return cls(
             content["model"],
-            {name: Kept(k["units"], tuple(k["kept"])) for name, k in content["groups"].items()},
+            {
+                name: KeptUnits(k["units"], tuple(k["kept"]))
+                for name, k in content["groups"].items()
+            },
             tuple(Cut(**{**cut, "kept": tuple(cut["kept"])}) for cut in content["cuts"]),
             tuple(Scale(**{**s, "values": tuple(s["values"])}) for s in content["scales"]),
             {name: tuple(kept) for name, kept in content["selections"].items()},
@@ -199,13 +202,15 @@ def _joined(cut: Cut, stayed: Stayed) -> Cut:
     return replace(cut, size=before.size, kept=tuple(before.kept[k] for k in cut.kept))
 
 
-def _joined_groups(first: Mapping[str, Kept], second: Mapping[str, Kept]) -> dict[str, Kept]:
+def _joined_groups(
+    first: Mapping[str, KeptUnits], second: Mapping[str, KeptUnits]
+) -> dict[str, KeptUnits]:
     """The groups of the second plan, in units of the first one's where it has them."""
     joined = dict(second)
     for name, now in second.items():
         before = first.get(name)
         if before is not None and len(before.kept) == now.units:
-            joined[name] = Kept(before.units, tuple(before.kept[k] for k in now.kept))
+            joined[name] = KeptUnits(before.units, tuple(before.kept[k] for k in now.kept))
     return joined
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.kept_sizes import size_after_cuts
-from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale
+from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import masks
 from hardconcrete.graph.propagate import LabelledGraph, first_names, module_path, operator_name
@@ -53,7 +53,7 @@ def make_plan(
     for group in structure:
         roots = liveness.relations.units_of(group)
         kept = tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
-        groups[group.name] = Kept(group.units, kept)
+        groups[group.name] = KeptUnits(group.units, kept)
     return CompactionPlan(
         model=type(plain).__name__,
         groups=groups,

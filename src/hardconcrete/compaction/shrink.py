@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import (
     ShrinkHistory,
@@ -19,6 +18,7 @@ from hardconcrete.compaction.shrink_history import (
     positions_in,
 )
 from hardconcrete.compaction.shrink_step import apply_shrink
+from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.tensor_cuts import refuse_unknown_state
 from hardconcrete.compaction.verify import difference
 from hardconcrete.cost.ledger import KINDS
@@ -258,11 +258,7 @@ def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:
     for average in averages:
         inner: Any = average if isinstance(average, GatedModel) else getattr(average, "module", 0)
         alike = isinstance(inner, GatedModel) and [group.name for group in inner.groups] == names
-        if (
-            not alike
-            or inner is gated
-            or not torch.equal(dense_indices(inner), dense_indices(gated))
-        ):
+        if not alike or inner is gated or not torch.equal(dense_indices(inner), indices):
             raise ArgumentError(
                 "averages takes copies of the gated model, such as AveragedModel(gated), that "
                 f"have the same gates; this {type(average).__name__} is none"
@@ -330,6 +326,6 @@ def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
 def _variants(after: ShrinkHistory) -> Iterator[ShrinkHistory]:
     """As it is, and with sizes among the attributes of modules replaced."""
     yield after
-    for guess in guesses(after.plan, plain_copy(after.dense)):
+    for guess in size_guesses(after.plan, plain_copy(after.dense)):
         attributes = {**after.plan.attributes, **guess}
         yield after.with_plan(replace(after.plan, attributes=attributes))
