@@ -112,3 +112,11 @@ def test_another_architecture(plan: hc.CompactionPlan, words: str, form: str) ->
     with pytest.raises(CompactionError, match="the plan is for another architecture") as error:
         replace(plan, form=form).apply(dense(), torch.randn(2, 4))
     assert words in str(error.value)
+
+
+def test_a_plan_of_an_older_file_is_read() -> None:
+    """Its key for the inputs that the caller selects was another one."""
+    plan = hc.CompactionPlan("M", {}, (), kept_inputs={"fc": (0, 2)})
+    content = json.loads(plan.to_json())
+    content["given"] = content.pop("kept_inputs")
+    assert hc.CompactionPlan.from_json(json.dumps(content)) == plan

@@ -1,4 +1,4 @@
-"""Compaction: plan, then apply, then prove."""
+"""Compaction: plan, apply, verify."""
 
 import copy
 import warnings
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.external_selection import without_selection
+from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
@@ -61,8 +61,8 @@ def compact(
         min_units: how many units each group keeps at least, the likeliest ones. 0 lets the inside
             of a residual branch go.
         kept_inputs_only: you select the features that a gated input layer keeps: the small model
-            takes ``x.flatten(1)[:, kept]``, and ``CompactionPlan.of(small).given`` has ``kept``.
-            Otherwise the layer selects them itself.
+            takes ``x.flatten(1)[:, kept]``, with ``kept`` from ``CompactionPlan.of(small).kept_inputs``.
+            Otherwise the layer selects them.
         budget: keep its limits, and close nothing that would still fit. A budget by importance
             closes the units that matter least for their cost. Under learned gates the least certain
             units are closed, and the likeliest open again with their mean E[z]. Groups that are
@@ -126,7 +126,7 @@ def compact(
         else:
             mask = Projection(gated, gated.gates.readout().detach(), min_units)
         small = compacted(mask.gated, mask.values, form=form, min_units=mask.min_units)
-    return without_selection(small, gated.example) if kept_inputs_only else small
+    return let_caller_select(small, gated.example) if kept_inputs_only else small
 
 
 def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> None:
@@ -152,7 +152,7 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
 def compacted(
     gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
 ) -> nn.Module:
-    """A plain, smaller model that computes what the gated one does at these values of its gates."""
+    """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
     plain = plain_copy(dense)
     plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
@@ -186,7 +186,7 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
-    """What can be tried: plain modules, with sizes among their attributes replaced, a graph."""
+    """The plan as a module, with new values of attributes, and as a graph."""
     if form != "graph":
         yield replace(plan, form="module")
         for guess in size_guesses(plan, plain):
@@ -198,11 +198,11 @@ def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[
 def _attempt(
     plan: CompactionPlan, plain: nn.Module, reference: nn.Module, example: Any
 ) -> tuple[nn.Module | None, str]:
-    """A small model, if it computes the same; else why not."""
+    """A small model if its outputs are the same; else the reason."""
     try:
         small = plan.apply(plain, *example)
         gap = difference(reference, small, example)
-    except Exception as error:  # the user's forward may fail in any way
+    except Exception as error:  # a forward may fail in any way
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if gap <= 1:
         return small, ""

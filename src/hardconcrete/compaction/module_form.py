@@ -1,4 +1,4 @@
-"""The plain form: the user's own classes with smaller tensors and truthful attributes."""
+"""The module form: your own classes with smaller tensors, and attributes that match them."""
 
 import copy
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.empty_layers import allow_empty
-from hardconcrete.compaction.input_selection import selecting
+from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
 from hardconcrete.graph.propagate import named_tensors
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
 
 Cutter = Callable[[Tensor, int, Tensor], None]
-"""Leaves some indices of a dimension of a tensor, in place."""
+"""Keeps some indices of a dimension of a tensor, in place."""
 
 
 def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
-    """Leave the kept indices, and no gradient."""
+    """Keep these indices, and no gradient."""
     tensor.data = tensor.data.index_select(dim, kept)
     tensor.grad = None
 
@@ -40,41 +40,41 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
         before = {module: _sizes(module) for module in model.modules()}
         fold(plan, model, cut)
         for module, sizes in before.items():
-            _tell_the_truth(module, sizes)
+            _update_sizes(module, sizes)
             allow_empty(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         model.get_submodule(path).__dict__[attribute] = size
     for path, kept in plan.selections.items():
-        selecting(model.get_submodule(path), kept)
+        select_inputs(model.get_submodule(path), kept)
 
 
 def fold(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
-    """Multiply gates in and cut, in place: what is tied stays tied."""
+    """Multiply gates into the weights and cut, in place. Tied tensors stay tied."""
     tensors = named_tensors(model)
     with torch.no_grad():
         for scale in plan.scales:
             parameter = tensors[scale.parameter]
             values = torch.tensor(scale.values, dtype=torch.float32, device=parameter.device)
-            shape = parameter.shape if scale.dim is None else _across(parameter, scale.dim)
+            shape = parameter.shape if scale.dim is None else _along(parameter, scale.dim)
             parameter.data = parameter.data * values.reshape(shape).to(parameter.dtype)
         for each in plan.cuts:
             tensor = tensors[each.tensor]
             cut(tensor, each.dim, torch.tensor(each.kept, dtype=torch.int64, device=tensor.device))
 
 
-def _across(parameter: Tensor, dim: int) -> list[int]:
+def _along(parameter: Tensor, dim: int) -> list[int]:
     return [-1 if d == dim else 1 for d in range(parameter.dim())]
 
 
 def _sizes(module: nn.Module) -> tuple[int, ...]:
-    """Shape of the weight before it is cut."""
+    """The shape of a convolution's weight before it is cut."""
     weight = getattr(module, "weight", None) if isinstance(module, _ConvNd) else None
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
 
 
-def _tell_the_truth(module: Any, before: tuple[int, ...]) -> None:
-    """Let the sizes that a layer states be those of its tensors."""
+def _update_sizes(module: Any, before: tuple[int, ...]) -> None:
+    """Set the sizes among a layer's attributes to those of its tensors."""
     for kind, adapt in ADAPTERS:
         if isinstance(module, kind):
             adapt(module, before)
@@ -87,7 +87,7 @@ def _linear(module: Any, _: tuple[int, ...]) -> None:
 def _conv(module: Any, before: tuple[int, ...]) -> None:
     now = tuple(module.weight.shape)
     per_group = before[0] // module.groups if isinstance(module, _ConvTransposeNd) else before[1]
-    if module.groups > 1 and per_group == 1:  # depthwise: a map takes its group along
+    if module.groups > 1 and per_group == 1:  # depthwise: a map is a group
         module.groups = module.groups * now[0] // before[0]
     wide, narrow = now[0], now[1] * module.groups
     transposed = isinstance(module, _ConvTransposeNd)
@@ -95,9 +95,9 @@ def _conv(module: Any, before: tuple[int, ...]) -> None:
 
 
 def _norm(module: Any, _: tuple[int, ...]) -> None:
-    known = module.weight if module.weight is not None else module.running_mean
-    if known is not None:
-        module.num_features = len(known)
+    per_channel = module.weight if module.weight is not None else module.running_mean
+    if per_channel is not None:
+        module.num_features = len(per_channel)
 
 
 def _prelu(module: Any, _: tuple[int, ...]) -> None:
@@ -116,4 +116,4 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),
 ]
-"""How each kind of leaf states its sizes."""
+"""What sets the sizes of each kind of layer."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from hardconcrete.compaction.input_selection import stop_selecting
+from hardconcrete.compaction.input_selection import read_all_inputs
 from hardconcrete.compaction.module_form import cut_module
 from hardconcrete.compaction.shrink_history import (
     ShrinkHistory,
@@ -33,7 +33,7 @@ def apply_shrink(
     kept = positions_in(dense_indices(gated), original.to(gated.gates.log_alpha.device))
     model, bank = remove_gates(gated), gated.gates
     for path in before.selections.keys() - after.plan.selections.keys():
-        stop_selecting(model.get_submodule(path))
+        read_all_inputs(model.get_submodule(path))
     cut_module(step, model, cutter)
     cutter(bank.log_alpha, 0, kept)
     bank.original = original.to(kept.device)
