@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
+from hardconcrete.compaction.architecture import classes_of
+from hardconcrete.compaction.kept_sizes import size_after_cuts
+from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import masks
 from hardconcrete.graph.propagate import LabelledGraph, first_names, module_path, operator_name
-from hardconcrete.graph.values import Value
 from hardconcrete.units.group import describe
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import selecting_layers
@@ -52,7 +53,7 @@ def make_plan(
     for group in structure:
         roots = liveness.relations.units_of(group)
         kept = tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
-        groups[group.name] = Kept(group.units, kept)
+        groups[group.name] = KeptUnits(group.units, kept)
     return CompactionPlan(
         model=type(plain).__name__,
         groups=groups,
@@ -136,21 +137,3 @@ def _channels(liveness: Liveness, found: LabelledGraph, plain: nn.Module) -> dic
         if bare and hasattr(module, "num_features"):
             sizes[f"{path}.num_features"] = size_after_cuts(liveness, value, 1)
     return sizes
-
-
-def size_after_cuts(liveness: Liveness, value: Value, dim: int) -> int:
-    """Size of a dimension after the cuts."""
-    return int(kept_indices(liveness, value, dim).sum())
-
-
-def kept_indices(liveness: Liveness, value: Value, dim: int) -> Tensor:
-    """Which indices of a dimension of a tensor stay."""
-    parts = value.along(dim)
-    if not parts:
-        return torch.ones(value.shape[dim], dtype=torch.bool)
-    dead = torch.tensor(sorted(liveness.dead), dtype=torch.int64)
-    roots = liveness.walk.scope.labels.find(parts[0].labels)
-    for other in range(len(value.shape)):
-        if other != dim:
-            roots = roots.narrow(other, 0, 1)
-    return ~torch.isin(roots.reshape(-1), dead)

@@ -10,15 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.planner import make_plan
-from hardconcrete.compaction.shrink_history import ShrinkHistory, expanded, history_of
-from hardconcrete.compaction.shrink_step import apply_shrink, gates_of, positions, remaining_groups
+from hardconcrete.compaction.shrink_history import (
+    ShrinkHistory,
+    dense_indices,
+    dense_model,
+    positions_in,
+)
+from hardconcrete.compaction.shrink_step import apply_shrink
+from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.tensor_cuts import refuse_unknown_state
 from hardconcrete.compaction.verify import difference
 from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.gating.shrunk_states import removes_units
 
 MACS = KINDS.index("macs")
 
@@ -128,11 +134,11 @@ def _shrink(
 ) -> Shrink:
     copies = _copies(gated, averages)
     counted, stays = rule.apply(gated)
-    present, after = gates_of(gated), None
+    present, after = dense_indices(gated), None
     found = _described(gated, present[stays], rule.pays)
     if not stays.all() and found.saved >= rule.pays:
         planned = _planned(gated, present[stays])
-        left = remaining_groups(planned)[1].to(present.device)
+        left = planned.remaining_groups()[1].to(present.device)
         if torch.isin(left, present).all():  # else a layer is left with nothing, and gets some back
             found = replace(_described(gated, left, rule.pays), done=len(left) < len(present))
             after = _rehearsed(gated, planned) if found else None
@@ -156,23 +162,29 @@ def _refuse_averaged_indices(averages: list[nn.Module]) -> None:
 
 
 def _refuse_latency(gated: GatedModel) -> None:
-    if gated._latency is not None:
+    if gated.has_latency:
         raise ArgumentError(
             "a latency table is about the widths it was measured with: shrink a model without one, "
             "and call measure_latency afterwards"
         )
 
 
+@removes_units
 def replay(gated: GatedModel, original: Tensor) -> None:
-    """Remove what a saved model had removed; ``original`` says which gates it had left."""
+    """Remove what a saved model had removed.
+
+    Args:
+        gated: the model that loads the state.
+        original: the dense indices of the gates that the saved model has.
+    """
     _refuse_latency(gated)
-    known, original = history_of(gated), original.cpu()
+    history, original = ShrinkHistory.of(gated), original.cpu()
     rises = len(original) > 0 and bool((original.diff() > 0).all())
-    if not rises or original[0] < 0 or original[-1] >= known.gates:
+    if not rises or original[0] < 0 or original[-1] >= history.gate_count:
         raise ArgumentError("the state is of another model: gates.original is not among its gates")
-    positions(gates_of(gated).cpu(), original)
+    positions_in(dense_indices(gated).cpu(), original)
     after = _planned(gated, original)
-    if not torch.equal(remaining_groups(after)[1], original):
+    if not torch.equal(after.remaining_groups()[1], original):
         raise CompactionError(
             "the state is of another model, or of one whose gates were attached otherwise: the "
             "units that it has left cannot be left here"
@@ -244,12 +256,12 @@ def _listed(given: Any, kind: type) -> list[Any]:
 
 def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:
     """The gated models inside averages, which have been shrunk alike so far."""
-    names = [group.name for group in gated.groups]
+    names, indices = [group.name for group in gated.groups], dense_indices(gated)
     found = []
     for average in averages:
         inner: Any = average if isinstance(average, GatedModel) else getattr(average, "module", 0)
         alike = isinstance(inner, GatedModel) and [group.name for group in inner.groups] == names
-        if not alike or inner is gated or not torch.equal(gates_of(inner), gates_of(gated)):
+        if not alike or inner is gated or not torch.equal(dense_indices(inner), indices):
             raise ArgumentError(
                 "averages takes copies of the gated model, such as AveragedModel(gated), that "
                 f"have the same gates; this {type(average).__name__} is none"
@@ -260,7 +272,7 @@ def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:
 
 def _described(gated: GatedModel, kept: Tensor, pays: float) -> Shrink:
     """What it means to keep these gates of those that are there."""
-    stays = torch.isin(gates_of(gated), kept)
+    stays = torch.isin(dense_indices(gated), kept)
     ledger = gated.ledger
     costs = [ledger.cost(gates)[MACS].item() for gates in (torch.ones_like(stays), stays)]
     left = gated.by_group(stays)
@@ -274,13 +286,13 @@ def _planned(gated: GatedModel, kept: Tensor) -> ShrinkHistory:
     A gate can be shut and not removable, since zeros become something later, and units die that
     have no gates of their own: then what is left says more than what was asked for.
     """
-    known, dense = history_of(gated), expanded(gated)
+    history, dense = ShrinkHistory.of(gated), dense_model(gated)
     plain = plain_copy(dense)
     for _ in range(ROUNDS):
-        values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
+        values = torch.zeros(history.gate_count, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
-        after = ShrinkHistory(known.dense, replace(plan, scales=()))
-        left = remaining_groups(after)[1]
+        after = history.with_plan(replace(plan, scales=()))
+        left = after.remaining_groups()[1]
         if torch.equal(left, kept.cpu()):
             return after
         kept = left
@@ -290,7 +302,7 @@ def _planned(gated: GatedModel, kept: Tensor) -> ShrinkHistory:
 def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
     """The first variant of a plan that turns a copy into a model which computes the same."""
     reference, failures = copy.deepcopy(gated), []
-    kept = positions(gates_of(gated).cpu(), remaining_groups(after)[1])
+    kept = positions_in(dense_indices(gated).cpu(), after.remaining_groups()[1])
     own: Any = {"dtype": gated.gates.dtype, "device": gated.gates.device}
     some = torch.linspace(0.5, 1.0, len(kept), **own)  # all differ
     values = torch.zeros(gated.gates.count, **own).index_copy(0, kept.to(some.device), some)
@@ -317,6 +329,6 @@ def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
 def _variants(after: ShrinkHistory) -> Iterator[ShrinkHistory]:
     """As it is, and with sizes among the attributes of modules replaced."""
     yield after
-    for guess in guesses(after.plan, plain_copy(after.dense)):
+    for guess in size_guesses(after.plan, plain_copy(after.dense)):
         attributes = {**after.plan.attributes, **guess}
-        yield replace(after, plan=replace(after.plan, attributes=attributes))
+        yield after.with_plan(replace(after.plan, attributes=attributes))

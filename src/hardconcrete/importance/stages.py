@@ -12,6 +12,7 @@ from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
 from hardconcrete.gating.folding import fold, masks
 from hardconcrete.gating.groups import ungated
+from hardconcrete.gating.open_values import open_values
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import Refit, refit
@@ -44,12 +45,10 @@ class Student:
         self.refit = Refit()
         with torch.no_grad():
             values = gated.gates.readout()
-            mean, is_open = gated.gates.mean(), gated.gates.is_open()
-            back = mean.clamp(min=torch.finfo(mean.dtype).tiny).to(values.dtype)
             self.teacher = plain_copy(gated)
             fold(gated, self.teacher, values)
-            fold(gated, gated.model, torch.where(is_open, values, back))
-        self.is_open = is_open.double().cpu()
+            fold(gated, gated.model, open_values(gated))
+        self.is_open = gated.gates.is_open().double().cpu()
 
     @property
     def gates(self) -> Tensor:

@@ -20,6 +20,9 @@ WORDS = {
     LATENCY: "milliseconds",
 }
 
+BAND = 0.02
+"""How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
+
 Limit = float | int
 """A fraction of the dense total up to 1.0, or an absolute number."""
 

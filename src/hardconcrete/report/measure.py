@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hardconcrete.compaction.shrink_history import expanded
+from hardconcrete.compaction.shrink_history import dense_model
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.count import readable_bytes, tensors_in
 from hardconcrete.cost.example_inputs import Inputs, batch_size, resampled
@@ -237,7 +237,7 @@ def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]
 
 def _plain(side: str, model: nn.Module) -> nn.Module:
     if isinstance(model, GatedModel):
-        return plain_copy(expanded(model))
+        return plain_copy(dense_model(model))
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{side} is a {type(model).__name__}; measure takes an nn.Module")
     if any(is_swapped(module) for module in model.modules()):
