@@ -561,7 +561,7 @@ def test_what_gates_learn_together_goes_on_and_what_each_learns_is_refused() -> 
 
 def test_a_model_with_a_latency_table_is_refused() -> None:
     gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.zeros(1, 4))
-    gated._latency = object()
+    gated.cost_tables.latency = object()
     with pytest.raises(ArgumentError, match="call measure_latency afterwards"):
         hc.shrink(gated, None)
     other = hc.attach_gates(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.zeros(1, 4))

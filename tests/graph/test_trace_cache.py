@@ -176,7 +176,7 @@ def test_what_is_kept_is_what_would_be_found_again(entry: Entry) -> None:
     kept = gated_network(entry)
     kept.gates.log_alpha.data[::3] = -9.0
     fresh = copy.deepcopy(kept)
-    fresh._look = fresh._ledger = None
+    fresh._look = fresh.cost_tables.ledger = None
     assert torch.equal(kept.ledger.dense, fresh.ledger.dense)
     open_ones = torch.rand(5, len(kept.gates.log_alpha)).round()
     for is_open in open_ones:

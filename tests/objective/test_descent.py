@@ -60,7 +60,7 @@ def test_no_ledger_is_made_for_units() -> None:
     gated = network()
     descent = Descent(gated, constraints(gated, {}, 0.5), torch.ones(24))
     assert descent(1.0)[0](torch.ones(24)).tolist() == [2.0]
-    assert gated._ledger is None
+    assert gated.cost_tables.ledger is None
 
 
 def test_a_new_ledger_is_used_after_shrinking() -> None:
@@ -80,7 +80,7 @@ def test_latency_is_followed_by_its_smooth_table() -> None:
         delivered=lambda is_open: 8 * (is_open.sum() / 8).ceil(),
         expected=lambda gates: gates.sum(),
     )
-    gated._latency = table  # type: ignore[assignment]
+    gated.cost_tables.latency = table  # type: ignore[assignment]
     limits = constraints(gated, {}, None, latency_ms=16.0)
     costs, settings = Descent(gated, limits, torch.ones(24))(1.0)
     assert settings.smooth is not None

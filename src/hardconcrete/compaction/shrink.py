@@ -162,7 +162,7 @@ def _refuse_averaged_indices(averages: list[nn.Module]) -> None:
 
 
 def _refuse_latency(gated: GatedModel) -> None:
-    if gated.has_latency:
+    if gated.costs.has_latency:
         raise ArgumentError(
             "a latency table is about the widths it was measured with: shrink a model without one, "
             "and call measure_latency afterwards"

@@ -1,6 +1,7 @@
 """Gates on a model: where they sit, what they multiply, and the calls that put them on and off."""
 
-from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
+from hardconcrete.gating.attach import attach_gates, remove_gates
+from hardconcrete.gating.class_swap import plain_copy
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group
 from hardconcrete.gating.optimizer import parameter_groups

@@ -1,6 +1,5 @@
 """Putting gates on a model and taking them off. Everything is checked before anything changes."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
 from hardconcrete.gating.activation_gates import with_activation_gates
 from hardconcrete.gating.bank import Gate, GateBank
-from hardconcrete.gating.class_swap import is_swapped, restore, swap
+from hardconcrete.gating.class_swap import is_swapped, restore_all, swap
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group, per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
@@ -140,14 +139,7 @@ def remove_gates(gated: GatedModel) -> nn.Module:
             "this model has got other gates since; remove_gates takes what the last call of "
             "attach_gates returned"
         )
-    for module in swapped:
-        restore(module)
-    return gated.model
-
-
-def plain_copy(gated: GatedModel) -> nn.Module:
-    """A copy of the user's model, without gates."""
-    return remove_gates(copy.deepcopy(gated))
+    return restore_all(gated.model)
 
 
 def _refuse_weights(model: nn.Module) -> None:

@@ -204,6 +204,16 @@ class GateBank(nn.Module):
             return z
         return z + (self.location - self.location.detach())  # zeros, with the slope of z
 
+    def freeze(self, frozen: bool) -> None:
+        """Fix the gates at their readout, or let them learn again what they learned before."""
+        if frozen and not self.frozen:
+            self.learned = tuple(n for n, p in self.named_parameters() if p.requires_grad)
+        self.frozen = frozen or self.family.constant
+        for name in self.learned:
+            parameter = self.get_parameter(name).requires_grad_(not frozen)
+            if frozen:
+                parameter.grad = None  # else an optimiser goes on with the last one
+
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
         """While this lasts, modules in training see ``drawn`` and others see ``read``."""
         return Holding(self, drawn, read)

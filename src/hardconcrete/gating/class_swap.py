@@ -4,6 +4,7 @@ Reading a gated parameter of such a module gives it times its gates; its own for
 state_dict and its parameters do not change.
 """
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,18 @@ def restore(module: nn.Module) -> None:
     """Take them off: the class and everything else as before."""
     module.__class__ = type(module).ungated  # type: ignore[attr-defined]
     del module.__dict__[KEY]
+
+
+def restore_all(model: nn.Module) -> nn.Module:
+    """Take the gates off all modules of a model."""
+    for module in [module for module in model.modules() if is_swapped(module)]:
+        restore(module)
+    return model
+
+
+def plain_copy(gated: Any) -> nn.Module:
+    """A copy of the user's model, without gates."""
+    return restore_all(copy.deepcopy(gated).model)
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from hardconcrete.cost.latency.table import LatencyTable, measure_latency
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import write_ledger
 from hardconcrete.cost.liveness_formulas import EACH
-from hardconcrete.gating.attach import plain_copy
+from hardconcrete.gating.class_swap import plain_copy
 from hardconcrete.graph.propagate import first_names
 from hardconcrete.units.group import Place
 

@@ -5,40 +5,47 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from hardconcrete.cost.latency.table import LatencyTable
-from hardconcrete.cost.ledger import KINDS, Ledger
-from hardconcrete.errors import ArgumentError, GateError, TraceError
+from hardconcrete.cost.ledger import Ledger
+from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.calls import examples_in, signed_class, stack
 from hardconcrete.gating.checkpointing import refuse_inside_draw
+from hardconcrete.gating.costs import CostTables, GatedCosts
+from hardconcrete.gating.decay import DecayOwners
 from hardconcrete.gating.groups import Group, targets
 from hardconcrete.gating.select_groups import SelectedGroups
 from hardconcrete.gating.shrunk_states import remove_units
+from hardconcrete.gating.summary import print_summary
 from hardconcrete.graph.propagate import LabelledGraph
 from hardconcrete.graph.trace_cache import TraceCache
 
-LATENCY = "latency_ms"
-"""The cost that a clock gives."""
+WRAPPED = ("model", "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Names under which wrappers hold what they wrap: tools that unwrap shall not skip the gates."""
 
 
 class GatedModel(nn.Module):
-    """What ``attach_gates`` returns: the user's model, its gates, and what can be asked of them.
+    """What ``attach_gates`` returns: your model and its gates.
 
-    Call it like the model. In training each call draws one z for all its examples (or one per
-    example); in evaluation the readout applies, also where ``gated.model`` is called directly.
+    Call it like your model. In training each call draws one z for all its examples (or one per
+    example). In evaluation the readout applies, also where ``gated.model`` is called directly.
+    ``gated.forward`` has the signature of your model's forward, and attributes that are unknown
+    here are looked up on your model, such as ``gated.config``.
 
     Attributes:
-        model: the user's module, its state_dict keys and parameters unchanged.
+        model: your module, its state_dict keys and parameters unchanged.
         gates: the bank, with the parameters of all gates, such as ``gates.log_alpha``.
         groups: what is gated, in the order of the bank.
         structure: what tracing found in the dense model, with what is fixed and why; None where
             only sites were named.
         overruled: groups found by tracing that have no gates because a named site overlaps them.
+        cost_tables: the ledger and the latencies that ``costs`` has made so far.
+        decay: who decays the gated weights.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -52,7 +59,6 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
-    _ledger: Ledger | None
     _look: TraceCache | None = None
     """What tracing found last; models that were pickled have none."""
     shrink_history: object | None = None
@@ -69,32 +75,24 @@ class GatedModel(nn.Module):
         super().__init__()
         self.model = model
         self.gates = gates
-        self.regroup(choice.groups)
+        self.groups = choice.groups
         self.structure = choice.structure
         self.overruled = choice.overruled
         self.sample = sample
+        self.cost_tables, self.decay = CostTables(), DecayOwners()
         self._example = example
         self._look = choice.look
-        self._latency: LatencyTable | None = None
-        self._nobody_decays()
-
-    def _nobody_decays(self) -> None:
-        """Penalties and optimisers belong to one model, and to none of its copies."""
-        self.decaying: WeakSet[Any] = WeakSet()  # penalties that carry the decay of gated weights
-        self.decayed_by_optimizer: frozenset[str] = frozenset()
+        self.__class__ = signed_class(type(self), model)
 
     @property
     def decayed_by_penalty(self) -> frozenset[str]:
         """Names of the parameters whose decay some penalty carries."""
         names = (name for group in self.groups for name in group.parameters)
-        return frozenset(names if self.decaying else ())
+        return frozenset(names if self.decay.penalties else ())
 
     def regroup(self, groups: tuple[Group, ...], ledger: Ledger | None = None) -> None:
         """Set the groups and costs of the gates, as ``shrink`` does after it removed units."""
-        self._look, self._ledger = None, ledger
-        self.groups = groups
-        sizes = [torch.full((group.units,), group.size, dtype=torch.float64) for group in groups]
-        self._group_sizes = torch.cat(sizes).to(self.gates.device)
+        self.groups, self._look, self.cost_tables.ledger = groups, None, ledger
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -117,10 +115,10 @@ class GatedModel(nn.Module):
                 "name: pass its own by position"
             )
         outputs = [self._drawn(args, kwargs) for _ in range(samples)]
-        return tree_map(_stacked, *outputs)
+        return tree_map(stack, *outputs)
 
     def _drawn(self, args: Any, kwargs: Any) -> Any:
-        with self._holding(_batch_size(args, kwargs) if self.sample == "example" else None):
+        with self._holding(examples_in(args, kwargs) if self.sample == "example" else None):
             return self.model(*args, **kwargs)
 
     @contextmanager
@@ -145,11 +143,7 @@ class GatedModel(nn.Module):
         """The example inputs move along: the model may be traced with them again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
-        self._group_sizes = self._group_sizes.to(self.gates.device)
-        if self._ledger is not None:
-            self._ledger = self._ledger.to(self.gates.device)
-        if self._latency is not None and self._latency.selects.device != self._group_sizes.device:
-            self._latency = None  # another device takes other times
+        self.cost_tables.to(self.gates.device)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
@@ -157,7 +151,8 @@ class GatedModel(nn.Module):
 
         Records of what was found always say the same, so copies share them.
         """
-        for record in (self.groups, self.structure, self._look, self._ledger, self._latency):
+        tables = self.cost_tables
+        for record in (self.groups, self.structure, self._look, tables.ledger, tables.latency):
             memo[id(record)] = record
         for value in [value for module in self.modules() for value in vars(module).values()]:
             if isinstance(value, Tensor) and not value.is_leaf:
@@ -169,13 +164,31 @@ class GatedModel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the last look at the model, whose graph cannot be sent elsewhere."""
-        state = {**self.__dict__, "_look": None}
-        del state["decaying"], state["decayed_by_optimizer"]
-        return state
+        return {**self.__dict__, "_look": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._nobody_decays()
+        self.__class__ = signed_class(type(self), self.model)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickles name the class without the signature of this model."""
+        kind = getattr(type(self), "unsigned", type(self))
+        return _new, (kind,), self.__getstate__()
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the model, if it is none of the gated model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in WRAPPED or name.startswith("__"):
+                raise
+        try:
+            return getattr(self.model, name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"neither the GatedModel nor its model, a {type(self.model).__name__}, has an "
+                f"attribute {name!r}"
+            ) from error
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """What is gated goes into the metadata of the state, where torch keeps versions."""
@@ -232,26 +245,19 @@ class GatedModel(nn.Module):
         return self._look.walk
 
     @property
+    def costs(self) -> GatedCosts:
+        """What the model costs, expected and delivered."""
+        return GatedCosts(self, self.cost_tables)
+
+    @property
     def ledger(self) -> Ledger:
         """What the model costs by its gates; made when it is first asked for, by tracing."""
-        if self._ledger is None:
-            from hardconcrete.gating.cost_model import ledger_of
-
-            if torch.compiler.is_compiling():
-                raise GateError("costs are found by tracing: ask once before compiling")
-            with torch.inference_mode(False):  # it will be differentiated elsewhere
-                self._ledger = ledger_of(self)
-        return self._ledger
+        return self.costs.ledger
 
     @property
     def latency(self) -> LatencyTable:
         """Times by gates; measured when they are first asked for, with default settings."""
-        return self.measure_latency() if self._latency is None else self._latency
-
-    @property
-    def has_latency(self) -> bool:
-        """Whether times were measured; they hold for the widths that the model had then."""
-        return self._latency is not None
+        return self.costs.latency
 
     def measure_latency(
         self, *, batch: int | None = None, repeats: int | None = None, fresh: bool = False
@@ -268,13 +274,7 @@ class GatedModel(nn.Module):
                 others use is slow for seconds at times.
             fresh: time again what is in the cache, after a machine was busy, for example.
         """
-        from hardconcrete.gating.cost_model import latency_of
-
-        if torch.compiler.is_compiling():
-            raise GateError("latency is measured: ask once before compiling")
-        with torch.inference_mode(False):  # it will be differentiated elsewhere
-            self._latency = latency_of(self, batch=batch, repeats=repeats, fresh=fresh)
-        return self._latency
+        return self.costs.measure_latency(batch=batch, repeats=repeats, fresh=fresh)
 
     def expected(self, cost: str) -> Tensor:
         """The mean cost over draws of the gates, in float64, differentiable.
@@ -301,92 +301,24 @@ class GatedModel(nn.Module):
             >>> round(gated.expected("params").item(), 2), gated.delivered("params").item()
             (18.81, 23.0)
         """
-        probability = self.gates.open_probability()
-        if cost == "group_size":
-            return (probability * self._group_sizes).sum()
-        if cost == LATENCY:
-            return self.latency.expected(probability)
-        return self.ledger.mean(probability)[_place(cost)]
+        return self.costs.expected(cost)
 
-    @torch.no_grad()
     def delivered(self, cost: str) -> Tensor:
         """The cost of what the readout of the gates leaves now: that of the compacted model.
 
         Args:
             cost: as for ``expected``, which undecided gates make differ from this.
         """
-        left = self.gates.is_open()
-        if cost == "group_size":
-            return (left * self._group_sizes).sum()
-        if cost == LATENCY:
-            return self.latency.delivered(left)
-        return self.ledger.cost(left)[_place(cost)]
+        return self.costs.delivered(cost)
 
     def freeze_gates(self, frozen: bool = True) -> None:
         """Fix the gates at their readout, in training too, to fine-tune what is left."""
-        bank = self.gates
-        if frozen and not bank.frozen:
-            bank.learned = tuple(n for n, p in bank.named_parameters() if p.requires_grad)
-        bank.frozen = frozen or bank.family.constant
-        for name in bank.learned:
-            parameter = bank.get_parameter(name).requires_grad_(not frozen)
-            if frozen:
-                parameter.grad = None  # else an optimiser goes on with the last one
+        self.gates.freeze(frozen)
 
     def summary(self) -> None:
         """Print a table of the groups: units, weights per unit, and how open they are."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("group", "units", "weights each", "open now", "mean P(open)")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        rows = zip(self.groups, self.units_left(), self.open_probability().values(), strict=True)
-        for group, left, probability in rows:
-            numbers = (group.units, group.size, left, f"{probability.mean().item():.3f}")
-            table.add_row(group.name, *map(str, numbers))
-        console = Console()
-        console.print(table)
-        for name, site in self.overruled.items():
-            console.print(f"{name}: the site {site} is gated instead")
-        for line in self._costs():
-            console.print(line)
-
-    def _costs(self) -> list[str]:
-        """Expected and delivered cost, as parts of the dense model's."""
-        try:
-            dense = self.ledger.dense.tolist()
-        except TraceError as error:
-            return [f"costs are not known: {error}"]
-        return [
-            f"{kind}: {self.expected(kind).item() / whole:.1%} expected, "
-            f"{self.delivered(kind).item() / whole:.1%} delivered, of {whole:,.0f}"
-            for kind, whole in zip(KINDS, dense, strict=True)
-            if whole
-        ]
+        print_summary(self)
 
 
-def _place(cost: str) -> int:
-    if cost not in KINDS:
-        known = ", ".join(map(repr, (*KINDS, "group_size", LATENCY)))
-        raise ArgumentError(f"cost={cost!r} is not known; use one of {known}")
-    return KINDS.index(cost)
-
-
-def _stacked(*parts: Any) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.stack(parts)
-    simple = isinstance(parts[0], bool | int | float | str | None)
-    if not simple or any(part != parts[0] for part in parts):
-        raise ArgumentError(
-            "samples=... stacks tensors, also in tuples, lists and dicts, and the model returned a "
-            f"{type(parts[0]).__name__} that differs between draws: call the model once for each"
-        )
-    return parts[0]
-
-
-def _batch_size(args: Any, kwargs: Any) -> int:
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and leaf.dim() > 0:
-            return len(leaf)
-    raise ArgumentError("sample='example' needs a tensor input whose dimension 0 is the batch")
+def _new(kind: type[GatedModel]) -> GatedModel:
+    return kind.__new__(kind)

@@ -44,7 +44,7 @@ def parameter_groups(
     gates = [parameter for parameter in gated.gates.parameters() if parameter.requires_grad]
     decayed = {id(parameter) for parameter in plain} if weight_decay else set()
     names = (name for name, parameter in named.items() if id(parameter) in decayed)
-    gated.decayed_by_optimizer = frozenset(names)
+    gated.decay.by_optimizer = frozenset(names)
     settings: tuple[Settings, ...] = (
         ("weights", plain, lr, weight_decay),
         ("weights decayed by the penalty", penalised, lr, 0.0),

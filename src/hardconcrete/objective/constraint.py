@@ -11,7 +11,7 @@ from torch import Tensor
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, Group
-from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.gating.costs import LATENCY
 
 WORDS = {
     "params": "parameters",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.gating.costs import LATENCY
 from hardconcrete.importance.select import Costs, Selection
 from hardconcrete.objective.constraint import Constraint, cheapest, delivered, expected
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hardconcrete.cost.latency.table import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.gating.costs import LATENCY
 from hardconcrete.objective.budget import Budget, refuse_measured_gates
 from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 

@@ -93,13 +93,13 @@ class L0Penalty:
         self.prior = prior
         if weight_decay:
             self._refuse_second_decay()
-            gated.decaying.add(self)
+            gated.decay.penalties.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy carries the decay of the model that was copied with it."""
         self.__dict__.update(state)
         if self.weight_decay:
-            self.gated.decaying.add(self)
+            self.gated.decay.penalties.add(self)
 
     def __call__(self) -> Tensor:
         """The penalty for the present gates and weights."""
@@ -197,7 +197,7 @@ class L0Penalty:
     def _refuse_second_decay(self) -> None:
         """Refuse weights that decay in an optimiser already."""
         names = frozenset(name for group in self.gated.groups for name in group.parameters)
-        if names & self.gated.decayed_by_optimizer:
+        if names & self.gated.decay.by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "
                 "weights would decay twice; build the L0Penalty first, and the optimiser after it "

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
-from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.gating.costs import LATENCY
 from hardconcrete.graph.model_state import copied, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.score import EXAMPLES, first_call
