@@ -32,9 +32,10 @@ class Restarting(LearnedBudget, by="gates, restarting"):
 
     falls = 0.0
 
-    def _advance(self, steps: int) -> None:
-        super()._advance(steps)
-        error = self._error(self._delivered(self._open()))
+    def advance(self, steps: int) -> None:
+        """Count the falls, too."""
+        super().advance(steps)
+        error = self._error(self.delivered_by(self._open()))
         satisfied = (error <= 0) & (self._progress() == 1)
         fallen = (self._log_scale + self.falls).clamp(min=math.log(FIRST))
         self._log_scale.copy_(torch.where(satisfied, fallen, self._log_scale))

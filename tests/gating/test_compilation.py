@@ -236,7 +236,7 @@ def test_a_compiled_checkpoint_outlives_its_model() -> None:
 def test_copies_are_compiled_for_draws_of_their_own() -> None:
     gated = hc.attach_gates(nn.Linear(6, 6), torch.zeros(2, 6), sites=[":in"])
     copies = [copy.deepcopy(gated), pickle.loads(pickle.dumps(gated))]
-    numbers = {each.gates._draws.number for each in (gated, *copies)}
+    numbers = {each.gates.draws.number for each in (gated, *copies)}
     assert len(numbers) == 3
     assert numbers <= {*Draws.numbered}
 

@@ -61,9 +61,9 @@ def test_the_papers_wide_network_cannot_prune_as_published() -> None:
 def test_the_norms_of_the_weights_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay as they are, however many trials it takes to find a cure."""
     penalty, taken = of_the_paper(weight_decay=5e-4), []
-    norms = hc.L0Penalty._squared_norms
+    norms = hc.L0Penalty.squared_norms
     monkeypatch.setattr(
-        hc.L0Penalty, "_squared_norms", lambda self: taken.append(self) or norms(self)
+        hc.L0Penalty, "squared_norms", lambda self: taken.append(self) or norms(self)
     )
     with pytest.warns(hc.HardConcreteWarning, match="a lambda 210 times as large"):
         run_of_the_paper(penalty)
@@ -218,10 +218,10 @@ def test_gates_that_nothing_moves() -> None:
 def test_nothing_changes() -> None:
     gated = dense()
     penalty = hc.L0Penalty(gated, lambda step: 1e-3 * step, weight_decay=0.1)
-    before, price = gated.gates.log_alpha.detach().clone(), penalty._price.clone()
+    before, price = gated.gates.log_alpha.detach().clone(), penalty.prices.clone()
     hc.check_run(penalty, Adam(gated.parameters(), lr=1e-2), 10_000)
     assert torch.equal(gated.gates.log_alpha, before)
-    assert torch.equal(penalty._price, price)
+    assert torch.equal(penalty.prices, price)
     assert penalty.steps == 0
     assert gated.gates.log_alpha.grad is None
     assert all(parameter.grad is None for parameter in gated.parameters())

@@ -175,11 +175,11 @@ def test_satisfied_the_price_restarts(below: float) -> None:
     budget.load_state_dict({**budget.state_dict(), "log_scale": torch.tensor([20.0])})
     assert (slopes(gated, budget)[0] > 1).any()
     assert budget.price()["units"] > 1
-    budget._limits.fill_(before.delivered()["units"] * below)
+    budget.limits.fill_(before.delivered()["units"] * below)
     budget.step()
     assert (slopes(gated, budget)[0] <= 0).all()
     assert budget.price()["units"] <= 0
-    budget._limits.fill_(before.delivered()["units"] * 0.9)
+    budget.limits.fill_(before.delivered()["units"] * 0.9)
     budget.step()
     assert budget.price()["units"] > 1
 
@@ -194,7 +194,7 @@ def test_the_scale_follows_what_is_delivered() -> None:
     """Up by GAIN times the error, by no less than for a band of it; kept where it is satisfied."""
     assert change_of_scale(at(0.25, 0.5)[1]) > GAIN * BAND
     _, budget = at(0.5, 0.5)
-    budget._limits.fill_(budget.delivered()["units"] / 1.001)
+    budget.limits.fill_(budget.delivered()["units"] / 1.001)
     assert change_of_scale(budget) == pytest.approx(budget._gain * BAND, rel=1e-4)
     for limit in (0.5, 0.75):
         assert change_of_scale(at(limit, 0.4)[1]) == 0

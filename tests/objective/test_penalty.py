@@ -260,9 +260,9 @@ def test_a_schedule_goes_on_where_it_was() -> None:
 
 def test_a_schedule_is_written_where_a_captured_graph_reads_it() -> None:
     penalty = hc.L0Penalty(dense(), lambda step: 0.1 * step)
-    price = penalty._price
+    price = penalty.prices
     penalty.step()
-    assert penalty._price is price
+    assert penalty.prices is price
     assert torch.equal(price, torch.full((4,), 0.1 * 3))
 
 
@@ -271,7 +271,7 @@ def test_a_lambda_that_stays_is_not_written_again() -> None:
     written = []
     for _ in range(4):
         penalty.step()
-        written.append((penalty._price[0].item(), penalty._price._version))
+        written.append((penalty.prices[0].item(), penalty.prices._version))
     prices, versions = zip(*written, strict=True)
     assert prices == pytest.approx([0.0, 0.3, 0.3, 0.6])
     assert versions[0] < versions[1] == versions[2] < versions[3]

@@ -67,7 +67,7 @@ class GateBank(nn.Module):
     log_alpha: nn.Parameter  # of rectified gates
     generator: torch.Generator | None
     held: Held | None
-    _draws: Draws
+    draws: Draws
 
     def __init__(
         self, parameters: GateParameters, sizes: Sequence[int], gate: Gate, rule: str
@@ -230,7 +230,7 @@ class GateBank(nn.Module):
         compiling = torch.compiler.is_compiling()
         if not compiling and in_backward():
             frozen = self.readout().detach() if self.frozen else None
-            return self.by_group(self._draws.recomputed(frozen))
+            return self.by_group(self.draws.recomputed(frozen))
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
@@ -243,8 +243,8 @@ class GateBank(nn.Module):
             return drawn if outside is None else self._if_own(drawn, outside)
         if loses_gradients(drawn[0]):
             refuse_reentrant()
-        if self._draws.told != get_ident():
-            self._draws.tell()
+        if self.draws.told != get_ident():
+            self.draws.tell()
         return drawn
 
     def _if_own(self, values: Values, drawn: Tensor) -> Values:
@@ -253,7 +253,7 @@ class GateBank(nn.Module):
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
-        one = if_own(drawn.detach(), self._draws.number, self.frozen, lost)
+        one = if_own(drawn.detach(), self.draws.number, self.frozen, lost)
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -319,7 +319,7 @@ class Holding:
         self._before = bank.held
         self._noted = None  # or which draw whatever is recomputed of the call later shall see
         if drawn is not None and not compiling:
-            self._noted = bank._draws.enter(drawn, bank.frozen)
+            self._noted = bank.draws.enter(drawn, bank.frozen)
         held = (
             None if drawn is None else bank.by_group(drawn),
             None if compiling else drawn,
@@ -330,7 +330,7 @@ class Holding:
     def __exit__(self, *_: object) -> None:
         object.__setattr__(self._bank, "held", self._before)
         if self._drawn is not None and not torch.compiler.is_compiling():
-            self._bank._draws.leave(self._noted)
+            self._bank.draws.leave(self._noted)
 
 
 def _is_capturing(z: Tensor) -> bool:
@@ -344,6 +344,6 @@ def _nothing_held() -> dict[str, Any]:
     """The attributes that no copy carries along."""
     return {
         "held": None,
-        "_draws": Draws(),
+        "draws": Draws(),
         "generator": None,
     }

@@ -24,6 +24,9 @@ from hardconcrete.objective.projection import (
     warn_of_distance,
 )
 
+_KINDS: dict[str, type["Budget"]] = {}
+"""The classes by ``by``."""
+
 
 class Budget:
     """Brings a model to a given size while it is trained.
@@ -74,19 +77,18 @@ class Budget:
     round_to: int
     measure_every: int | None
     constraints: tuple[Constraint, ...]
-    _limits: Tensor
-    _kinds: ClassVar[dict[str, type["Budget"]]] = {}
+    limits: Tensor
 
     def __init_subclass__(cls, by: str) -> None:
-        Budget._kinds[by] = cls
+        _KINDS[by] = cls
 
     def __new__(cls, *_: Any, by: str = "importance", **__: Any) -> Self:
         """The class that chooses as ``by`` says."""
         if cls is not Budget:
             return super().__new__(cls)
-        if by not in Budget._kinds:
+        if by not in _KINDS:
             raise ArgumentError(f"by={by!r} is not known; use 'importance' or 'gates'")
-        kind: Any = Budget._kinds[by]
+        kind: Any = _KINDS[by]
         return super().__new__(kind)  # type: ignore[no-any-return]
 
     def __init__(
@@ -122,7 +124,7 @@ class Budget:
         self.steps = None if steps is None else int(steps)
         self.round_to, self.measure_every = int(round_to), measure_every
         self.constraints = constraints(gated, limits, units, latency_ms)
-        self._limits = torch.tensor(
+        self.limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
             dtype=gated.gates.dtype,
             device=gated.gates.device,
@@ -146,7 +148,7 @@ class Budget:
 
     def delivered(self) -> dict[str, float]:
         """The part of each cost that compaction would leave now."""
-        return self._by_name(self._delivered(self._open()))
+        return self._by_name(self.delivered_by(self._open()))
 
     def expected(self) -> dict[str, float]:
         """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
@@ -155,7 +157,7 @@ class Budget:
 
     def target(self) -> dict[str, float]:
         """The limits, as parts of the dense totals."""
-        return self._by_name(self._limits)
+        return self._by_name(self.limits)
 
     @torch.inference_mode(False)
     def project(
@@ -220,8 +222,9 @@ class Budget:
     def _open(self) -> Tensor:
         return self.gated.gates.is_open().to(torch.float64)
 
-    def _delivered(self, is_open: Tensor) -> Tensor:
-        return delivered(self.gated, self.constraints, is_open).to(self._limits.dtype)
+    def delivered_by(self, is_open: Tensor) -> Tensor:
+        """The part of each cost that compaction would leave of these open gates, in one tensor."""
+        return delivered(self.gated, self.constraints, is_open).to(self.limits.dtype)
 
     def _terms_in_words(self) -> str:
         return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)

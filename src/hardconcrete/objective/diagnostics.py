@@ -158,13 +158,13 @@ def _check_budget(
         is_open = (location > edge).double()
         for own in gated.by_group(is_open).values():
             own[0] = 1.0
-        return bool((budget._delivered(is_open) <= budget._limits).all())
+        return bool((budget.delivered_by(is_open) <= budget.limits).all())
 
     ends = pushed(budget, motion, steps, factor)
     reaches = _reaches(gated, ends, edge)
     if meets(now):
         return reaches
-    to_come = budget._steps_to_come()
+    to_come = budget.steps_to_come
     if to_come >= steps:
         _warn(
             f"this run cannot meet its budget: the target comes down in {to_come:,} steps, and "
@@ -172,7 +172,7 @@ def _check_budget(
             stacklevel=4,
         )
     if not meets(ends):
-        limited = budget._concerned.any(0)
+        limited = budget.concerned.any(0)
         own = [
             reach
             for reach, part in zip(reaches, gated.by_group(limited).values(), strict=True)
@@ -356,7 +356,7 @@ def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) ->
     lam = _least(lambda times: run.closes(lam=times))
     rate = _least(lambda times: run.closes(rate=times))
     cures = [f"a lambda {_rounded(lam)} times as large"] if lam else []
-    if not run.penalty._price.any():
+    if not run.penalty.prices.any():
         least = _least(lambda times: run.with_lambda(times / MOST).closes())
         cures = [f"a lambda of {1.01 * least / MOST:.3g}, which is 0 now"] if least else []
     if rate:

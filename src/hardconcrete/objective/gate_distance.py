@@ -201,7 +201,7 @@ def pushed(
                 break
             with torch.no_grad():
                 location.copy_(mover.location)
-                budget._advance(end - start)
+                budget.advance(end - start)
     finally:
         with torch.no_grad():
             location.copy_(before)
@@ -222,8 +222,8 @@ class Trial(L0Penalty):
 
     def __init__(self, penalty: L0Penalty, times: float = 1.0) -> None:
         self.__dict__.update(penalty.__dict__)
-        self._price = penalty._price.clone()
-        self._norms = penalty._squared_norms().detach() if penalty.weight_decay else None
+        self.prices = penalty.prices.clone()
+        self._norms = penalty.squared_norms().detach() if penalty.weight_decay else None
 
         def schedule(step: int) -> Any:
             lam = penalty.schedule(step)
@@ -233,5 +233,6 @@ class Trial(L0Penalty):
 
         self.schedule = schedule
 
-    def _squared_norms(self) -> Tensor:
-        return self._norms if self._norms is not None else super()._squared_norms()
+    def squared_norms(self) -> Tensor:
+        """Those of the beginning."""
+        return self._norms if self._norms is not None else super().squared_norms()

@@ -105,7 +105,7 @@ class LearnedBudget(Budget, by="gates"):
         location = gated.gates.location.detach()
         many = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])
-        self._start = torch.maximum(self._delivered(self._open()), self._limits)
+        self._start = torch.maximum(self.delivered_by(self._open()), self.limits)
         self._log_scale = location.new_full((many,), math.log(FIRST))
         self._steps = torch.zeros((), dtype=torch.int64, device=location.device)
         self._price = location.new_zeros(many, 0)
@@ -129,9 +129,9 @@ class LearnedBudget(Budget, by="gates"):
     @torch.no_grad()
     def step(self) -> None:
         """Look at what is delivered now and set the prices; after the optimiser's step."""
-        self._advance(1)
+        self.advance(1)
 
-    def _advance(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """Some steps at once, in which what is delivered stays as it is."""
         self._keep_up()
         self._steps.add_(steps)
@@ -146,19 +146,20 @@ class LearnedBudget(Budget, by="gates"):
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
         """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
-        location, own = self.gated.gates.location.detach(), is_open * self._concerned
+        location, own = self.gated.gates.location.detach(), is_open * self.concerned
         fast = location - self._past < -FALL * max(steps, MEMORY) / self.warmup
         self._past.lerp_(location, 1 - (1 - 1 / MEMORY) ** steps)
         return (own * fast).sum(1) > SOME * own.sum(1)
 
-    def _steps_to_come(self) -> int:
-        """Until the target has come down to the limits."""
+    @property
+    def steps_to_come(self) -> int:
+        """Steps until the target has come down to the limits."""
         return max(0, self.warmup - int(self._steps))
 
     def price(self) -> dict[str, float]:
         """What multiplies the expected cost: the highest price of a gate that is open."""
         self._keep_up()
-        concerned = self._concerned & (self._open() > 0)
+        concerned = self.concerned & (self._open() > 0)
         highest = self._price.masked_fill(~concerned, -torch.inf).amax(1)
         return self._by_name(highest.where(concerned.any(1), 0.0))
 
@@ -188,8 +189,8 @@ class LearnedBudget(Budget, by="gates"):
     def _error(self, delivered: Tensor) -> Tensor:
         """Against a target that comes down by the same part in every step of the warm-up."""
         progress = self._progress()
-        target = self._start * (self._limits / self._start) ** progress
-        target = torch.where(progress < 1, target, self._limits)
+        target = self._start * (self.limits / self._start) ** progress
+        target = torch.where(progress < 1, target, self.limits)
         return (delivered / target).log().clamp(-1.0, 1.0)
 
     def _keep_up(self) -> None:
@@ -211,8 +212,8 @@ class LearnedBudget(Budget, by="gates"):
         concerned = torch.zeros(len(self.constraints), len(location), dtype=torch.bool)
         for k, constraint in enumerate(self.constraints):
             concerned[k, constraint.gates(self.gated)] = True
-        self._concerned = concerned.to(location.device)
-        self._price = torch.zeros_like(self._concerned, dtype=location.dtype)
+        self.concerned = concerned.to(location.device)
+        self._price = torch.zeros_like(self.concerned, dtype=location.dtype)
         self._past = location.detach().clone()
 
     def _set_prices(self, is_open: Tensor, error: Tensor, own: Tensor) -> None:
@@ -220,13 +221,13 @@ class LearnedBudget(Budget, by="gates"):
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
         own = own * (self._progress() == 1)
-        saves = self._concerned & (is_open * own > NOTHING)
+        saves = self.concerned & (is_open * own > NOTHING)
         least = own.where(saves, torch.inf).amin(1, keepdim=True)
         larger = (own - least).clamp(min=0)  # than the cheapest open one
         room = own.maximum(2 * own - 2)  # that a unit needs to come back
         apart = torch.where(is_open > 0, -larger, room)
         push = (2 * error / BAND + 1 + apart).clamp(-STRONGEST, STRONGEST) + side
-        worst = torch.where(self._concerned, error, -torch.inf).argmax(0)
+        worst = torch.where(self.concerned, error, -torch.inf).argmax(0)
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
         self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
 
@@ -234,7 +235,7 @@ class LearnedBudget(Budget, by="gates"):
         """What is delivered; and the cost of each unit, all others as they are, in bands."""
         own, slopes = self._told(is_open)
         dtype = self._price.dtype
-        return own.to(dtype), slopes.to(dtype) / (BAND * self._limits[:, None])
+        return own.to(dtype), slopes.to(dtype) / (BAND * self.limits[:, None])
 
     def _told(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
         """The same as parts of the dense totals; kept while no gate opens or shuts.

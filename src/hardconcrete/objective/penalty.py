@@ -85,7 +85,7 @@ class L0Penalty:
         self.examples = examples or 0
         self.decay_moves_gates = decay_moves_gates
         self.steps = 0
-        self._price, self._priced = torch.empty(0), dict[str, float]()
+        self.prices, self._priced = torch.empty(0), dict[str, float]()
         self._free: dict[str, dict[int, Tensor]] = {}
         self._update()
         if prior is not None:
@@ -113,12 +113,12 @@ class L0Penalty:
         return self._sum(family.open_probability(parameters), lambda: parameters)
 
     def _sum(self, probability: Tensor, parameters: Callable[[], GateParameters]) -> Tensor:
-        if len(self._price) != self.gated.gates.count:  # units were removed meanwhile
+        if len(self.prices) != self.gated.gates.count:  # units were removed meanwhile
             self._update()
-        total = (probability * self._price.to(probability.device)).sum()
+        total = (probability * self.prices.to(probability.device)).sum()
         if self.weight_decay:
             felt = probability if self.decay_moves_gates else probability.detach()
-            squares = (felt * self._squared_norms()).sum() + self._squares_without_gates()
+            squares = (felt * self.squared_norms()).sum() + self._squares_without_gates()
             total = total + 0.5 * self.weight_decay * squares
         if self.prior is not None:
             divergence = self.gated.gates.family.divergence(parameters(), self.prior)
@@ -145,7 +145,8 @@ class L0Penalty:
         self.steps = state["steps"]
         self._update()
 
-    def _squared_norms(self) -> Tensor:
+    def squared_norms(self) -> Tensor:
+        """||theta_g||^2 of every gate, the sum that its weight decay counts (eq. 17)."""
         return torch.cat([group.squared_norms(self.gated.model) for group in self.gated.groups])
 
     def _squares_without_gates(self) -> Tensor | float:
@@ -169,13 +170,13 @@ class L0Penalty:
                 raise ArgumentError(f"{name}: lam={lam!r} must be a number")
             if not 0 <= float(lam) < math.inf:
                 raise ArgumentError(f"{name}: lam={lam} must not be negative or infinite")
-        same_gates = len(self._price) == self.gated.gates.count
+        same_gates = len(self.prices) == self.gated.gates.count
         if same_gates and now == self._priced:
             return
         groups, bank = self.gated.groups, self.gated.gates
         if not same_gates:
             self._refuse_long_prior()
-            self._price = torch.zeros(bank.count, dtype=bank.dtype, device=bank.device)
+            self.prices = torch.zeros(bank.count, dtype=bank.dtype, device=bank.device)
             self._free = {
                 name: {dim: index.to(bank.device) for dim, index in found.items()}
                 for name, found in without_gates(groups).items()
@@ -183,7 +184,7 @@ class L0Penalty:
         prices = [
             torch.full((group.units,), float(now[group.name]) * group.size) for group in groups
         ]
-        self._price.copy_(torch.cat(prices))
+        self.prices.copy_(torch.cat(prices))
         self._priced = now
 
     def _refuse_long_prior(self) -> None:
