@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.budgets import BUDGETS, Task, train
 from hardconcrete.objective import LearnedBudget
-from hardconcrete.objective.learned_budget import FIRST
+from hardconcrete.objective.learned_budget import FIRST_SCALE
 from hardconcrete.paper.datasets import hold_out, load_mnist
 from hardconcrete.paper.models import MLP
 from hardconcrete.paper.records import environment
@@ -33,11 +33,11 @@ class Restarting(LearnedBudget, by="gates, restarting"):
     falls = 0.0
 
     def advance(self, steps: int) -> None:
-        """Count the falls, too."""
+        """Let the scale fall, too."""
         super().advance(steps)
         error = self._error(self.delivered_by(self._open()))
         satisfied = (error <= 0) & (self._progress() == 1)
-        fallen = (self._log_scale + self.falls).clamp(min=math.log(FIRST))
+        fallen = (self._log_scale + self.falls).clamp(min=math.log(FIRST_SCALE))
         self._log_scale.copy_(torch.where(satisfied, fallen, self._log_scale))
         self._begin()
 

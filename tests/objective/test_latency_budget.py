@@ -74,10 +74,10 @@ def test_refusals(limit: float, words: str) -> None:
 def test_a_table_that_was_measured_anew_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     gated = network()
     budget = hc.Budget(gated, latency_ms=0.5 * gated.latency.dense, steps=60, by="gates")
-    (before,) = budget._looked_at(budget._open())[0].tolist()
+    (before,) = budget._costs_in_bands(budget._open())[0].tolist()
     monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
     gated.measure_latency(fresh=True)
-    assert budget._looked_at(budget._open())[0].item() == pytest.approx(1.1 * before)
+    assert budget._costs_in_bands(budget._open())[0].item() == pytest.approx(1.1 * before)
 
 
 def test_a_state_goes_on_where_the_table_was_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:

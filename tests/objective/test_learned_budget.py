@@ -14,7 +14,7 @@ import hardconcrete as hc
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.objective.constraint import BAND
-from hardconcrete.objective.learned_budget import GAIN, WARMUP
+from hardconcrete.objective.learned_budget import GAIN_PER_STEP, WARMUP_STEPS
 from tests.compaction.networks import dense
 
 ABOVE = "ignore:the training ended above its budget"
@@ -91,7 +91,7 @@ def test_a_short_training_gets_there_too() -> None:
     gains = [
         hc.Budget(gated, macs=0.5, steps=steps, by="gates")._gain for steps in (12_000, 3_000, 30)
     ]
-    assert gains == pytest.approx([GAIN, GAIN, 10 * GAIN])
+    assert gains == pytest.approx([GAIN_PER_STEP, GAIN_PER_STEP, 10 * GAIN_PER_STEP])
 
 
 @pytest.mark.unwatched
@@ -191,8 +191,8 @@ def change_of_scale(budget: hc.Budget) -> float:
 
 
 def test_the_scale_follows_what_is_delivered() -> None:
-    """Up by GAIN times the error, by no less than for a band of it; kept where it is satisfied."""
-    assert change_of_scale(at(0.25, 0.5)[1]) > GAIN * BAND
+    """Up by the gain times the error, for a band at least; unchanged where it is satisfied."""
+    assert change_of_scale(at(0.25, 0.5)[1]) > GAIN_PER_STEP * BAND
     _, budget = at(0.5, 0.5)
     budget.limits.fill_(budget.delivered()["units"] / 1.001)
     assert change_of_scale(budget) == pytest.approx(budget._gain * BAND, rel=1e-4)
@@ -214,7 +214,7 @@ def test_costs_are_asked_for_again_where_a_gate_opens_or_shuts(
     budget.step()
     assert len(asked) == 1
     fresh = hc.Budget(gated, macs=0.5, steps=30, by="gates")
-    for found, wanted in zip(*(b._looked_at(b._open()) for b in (budget, fresh)), strict=True):
+    for found, wanted in zip(*(b._costs_in_bands(b._open()) for b in (budget, fresh)), strict=True):
         assert torch.equal(found, wanted)
 
 
@@ -322,7 +322,7 @@ def test_the_target_comes_down() -> None:
     assert errors[0] == 0
     assert errors[5] == pytest.approx(-0.5 * torch.tensor(0.25).log().item(), rel=1e-5)
     assert errors[10] == errors[14] == 1  # clipped
-    assert hc.Budget(gated, macs=0.25, by="gates").warmup == WARMUP
+    assert hc.Budget(gated, macs=0.25, by="gates").warmup == WARMUP_STEPS
 
 
 def test_a_resumed_budget_goes_on_as_before() -> None:

@@ -1,7 +1,7 @@
-"""The other face of a gate: plain layers multiply an activation instead of a parameter.
+"""Gates that multiply an activation of a plain layer instead of its parameters.
 
-One function, the same numbers: it is taken where the activation is the smaller tensor, and where
-every example has gates of its own.
+The result is the same. Layers choose the activation where it is the smaller tensor, and where every
+example has its own gates.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,21 @@ from hardconcrete.errors import GateError
 from hardconcrete.gating.gated_linear import gated_linear
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 
-Forward = Callable[[Any, Tensor], Tensor]
+LayerForward = Callable[[Any, Tensor], Tensor]
 
 CONVOLUTIONS = [(kind.forward, kind._conv_forward) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
-"""Both parts of what torch computes; what else a subclass does with its weights is its own."""
+"""Both functions of torch's layers. A subclass with another one may use its weights otherwise."""
 
 
-def activation_forward(module: nn.Module) -> Forward | None:
-    """The gated forward of a dense or convolutional layer that holds its own weights.
+def activation_forward(module: nn.Module) -> LayerForward | None:
+    """The gated forward of a dense or convolutional layer.
 
-    Where a parametrization or a hook computes them, its parts are read, and gated, as parameters.
+    None for other layers, and where a parametrization or a hook computes the weights: there the
+    parameters are multiplied.
     """
     kind: Any = type(module)
     selects = hasattr(kind, "base") and "kept_inputs" in module._buffers
-    if selects:  # inputs, of which others were removed by ``shrink``
+    if selects:  # among its inputs, since ``shrink`` removed the weights of others
         kind = kind.base
     if not {"weight", "bias"} <= module._parameters.keys():
         return None
@@ -40,7 +41,7 @@ def activation_forward(module: nn.Module) -> Forward | None:
 
 
 def with_activation_gates(module: nn.Module, gates: ModuleGates) -> ModuleGates:
-    """The gates, knowing which of them can multiply an activation of this module."""
+    """The gates with a note of which ones can multiply an activation of this module."""
     if activation_forward(module) is None:
         return gates
     inner = next((each for each in gates.multipliers if _on_inputs(module, each)), None)
@@ -48,18 +49,18 @@ def with_activation_gates(module: nn.Module, gates: ModuleGates) -> ModuleGates:
 
 
 def _on_inputs(module: Any, multiplier: Multiplier) -> bool:
-    """Whether gates multiply the inputs, each of which belongs to one gate."""
+    """Whether the gates multiply the inputs, one gate for each."""
     ungrouped = getattr(module, "groups", 1) == 1
     return ungrouped and multiplier.parameter == "weight" and multiplier.dim == 1
 
 
 def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[Multiplier, ...]:
     """The multipliers of the outputs, if they gate all parameters alike along them."""
-    own = [name for name, parameter in module._parameters.items() if parameter is not None]
-    found = tuple(each for each in multipliers if each.dim == 0)
-    alike = {(each.groups, each.index) for each in found}
-    complete = sorted(each.parameter for each in found) == sorted(own)
-    return found if complete and len(alike) == 1 else ()
+    names = [name for name, parameter in module._parameters.items() if parameter is not None]
+    outputs = tuple(each for each in multipliers if each.dim == 0)
+    alike = {(each.groups, each.index) for each in outputs}
+    complete = sorted(each.parameter for each in outputs) == sorted(names)
+    return outputs if complete and len(alike) == 1 else ()
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
@@ -85,7 +86,7 @@ def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
 
 
 def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
-    """Gates left for the input, weight and bias times theirs, gates left for the output."""
+    """Gates of the input, weight and bias times their gates, gates of the output."""
     gates: ModuleGates = getattr(module, KEY)
     values = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
@@ -94,7 +95,7 @@ def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None
     outer = gates.outer if on_activations else ()
     for multiplier in gates.multipliers:
         if multiplier is inner or multiplier in outer:
-            continue  # what multiplies the output multiplies its bias too
+            continue  # gates of the output multiply the bias with it
         if multiplier.parameter == "weight":
             weight = multiplier.times(weight, gates.bank, values)
         else:

@@ -1,4 +1,4 @@
-"""Putting gates on a model and taking them off. Everything is checked before anything changes."""
+"""Put gates on a model and take them off. Everything is checked before anything changes."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -50,13 +50,13 @@ def attach_gates(
     """Put a gate on every unit of a model, in place.
 
     Args:
-        model: any module; it stays the same object, and its parameters stay its own.
+        model: any module; it stays the same object, with the same parameters.
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         kwargs: keyword inputs of the same call.
         sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates whatever reads
-            them; or ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``, ``"auto"``
-            perhaps among them: where they overlap, the named site wins.
-        include: patterns such as ``"layers.*"``: only units found whose group has such a name.
+            them; or ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``. A list may
+            also contain ``"auto"``: where they overlap, the named site wins.
+        include: patterns such as ``"layers.*"``: take only traced groups with such a name.
         exclude: patterns of names to leave alone.
         droprate: p in (0, 1), one number or one by group name: log_alpha starts near
             log((1 - p) / p). The default is 0.05 for groups found by tracing, and the paper's 0.5
@@ -213,7 +213,7 @@ def _refuse_modules(placed: dict[nn.Module, list[Multiplier]]) -> None:
 
 
 def _divide_by_mean(gated: GatedModel) -> None:
-    """Let the expected parameters be the ones the model came with."""
+    """Make the expected parameters those of the model before."""
     with torch.no_grad():
         mean = gated.gates.mean()
         values = gated.gates.by_group(mean)
@@ -228,7 +228,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
 
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Call the model once: gates that its forward does not read would silently do nothing."""
+    """Call the model once: gates that its forward does not read would do nothing, silently."""
     bank = gated.gates
     devices = [bank.device] if bank.device.type == "cuda" else []
     bank.seen = set()
@@ -259,7 +259,7 @@ def _called(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[str, str]]:
-    """Groups and parameters of theirs that were read under none of their names."""
+    """Groups with a parameter that was read under none of its names."""
     parameters = dict(gated.model.named_parameters(remove_duplicate=False))
     read = {id(module._parameters[name]) for module, name in seen}
     return [

@@ -26,10 +26,11 @@ Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
 
 Held = tuple[Values | None, Tensor | None, Values | None]
-"""What modules in training see; all of it, unless compiled code has drawn it; what others see."""
+"""What modules in training see, by group; the same in one tensor, unless compiled code has drawn
+it; what modules in evaluation see."""
 
 HISTORY = ("original", "checks")
-"""What units were removed in training, and which may be next."""
+"""What ``shrink`` keeps in the bank: which units it removed, and which may be next."""
 
 
 class GateBank(nn.Module):
@@ -85,7 +86,7 @@ class GateBank(nn.Module):
         self.checks: Tensor | None = None
         self.tables: list[Tensor] = []
         self.seen: set[tuple[nn.Module, str]] | None = None
-        self.__dict__.update(_nothing_held())
+        self.__dict__.update(_no_values())
         with torch.no_grad():
             family.refuse_parameters(parameters, rule)
             self.flat = family.is_flat(parameters)
@@ -215,15 +216,15 @@ class GateBank(nn.Module):
                 parameter.grad = None  # else an optimiser goes on with the last one
 
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
-        """While this lasts, modules in training see ``drawn`` and others see ``read``."""
+        """A context in which modules in training see ``drawn``, and others see ``read``."""
         return Holding(self, drawn, read)
 
     def by_group(self, z: Tensor) -> Values:
-        """Taken apart in one operation: slices would each be differentiated on their own."""
+        """One tensor per group, in one operation: the gradients of slices would cost one each."""
         return z.split_with_sizes(self.sizes, dim=-1)
 
     def values(self, training: bool) -> Values:
-        """The gates as a module reads them now: a draw in training, else the readout."""
+        """The gates that a module multiplies with now: a draw in training, else the readout."""
         drawn, outside, read = self.held or (None, None, None)
         if not training or (drawn is None and read is not None):
             return self.by_group(self.readout()) if read is None else read
@@ -243,12 +244,12 @@ class GateBank(nn.Module):
             return drawn if outside is None else self._if_own(drawn, outside)
         if loses_gradients(drawn[0]):
             refuse_reentrant()
-        if self.draws.told != get_ident():
-            self.draws.tell()
+        if self.draws.recorded_thread != get_ident():
+            self.draws.record_again()
         return drawn
 
     def _if_own(self, values: Values, drawn: Tensor) -> Values:
-        """A draw for compiled code that was made outside of it; by group, and whole."""
+        """A draw that compiled code did not make itself, by group; ``drawn`` is the same whole."""
         exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
@@ -257,11 +258,11 @@ class GateBank(nn.Module):
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves to other devices, and never to another precision."""
+        """Move to another device, and never to another precision."""
 
-        def moved(tensor: Tensor) -> Tensor:  # gradients, and what a gate learns, come here too
-            found: Tensor = fn(tensor)
-            return found if found.dtype == tensor.dtype else tensor.to(found.device)
+        def moved(tensor: Tensor) -> Tensor:  # gradients, and parameters of the family, come too
+            result: Tensor = fn(tensor)
+            return result if result.dtype == tensor.dtype else tensor.to(result.device)
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         for name, values in self._history().items():
@@ -270,17 +271,17 @@ class GateBank(nn.Module):
         return self
 
     def _history(self) -> dict[str, Tensor]:
-        """What ``shrink`` keeps here."""
-        found = {name: getattr(self, name) for name in HISTORY}
-        return {name: values for name, values in found.items() if values is not None}
+        """The tensors of ``HISTORY`` that exist."""
+        history = {name: getattr(self, name) for name in HISTORY}
+        return {name: values for name, values in history.items() if values is not None}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        history = self._history().items()  # copies: some averages write into what they find here
+        history = self._history().items()  # copies, for some averages write into a state
         destination.update({prefix + name: values.clone() for name, values in history})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """The history, too; by now the model has been shrunk to it."""
+        """Load the history, too; the model was shrunk to it before."""
         rest = {k: v for k, v in state_dict.items() if k.removeprefix(prefix) not in HISTORY}
         for name, values in self.gate_parameters().items():
             if prefix + name in rest:  # never in another precision, also where a state is assigned
@@ -290,7 +291,7 @@ class GateBank(nn.Module):
         self.checks = None if checks is None else checks.to(self.device).clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **_nothing_held()}
+        return {**self.__dict__, **_no_values()}
 
 
 @in_graph
@@ -306,8 +307,8 @@ def _open(log_alpha: Tensor) -> Tensor:
 class Holding:
     """A context manager in which a bank holds values.
 
-    Not one made of a generator, and not by the setter of modules: compiled code would check, before
-    each call, all that those look at.
+    It is a class, and writes past ``nn.Module.__setattr__``: compiled code would guard everything
+    that a generator or the setter of modules reads, before each call.
     """
 
     def __init__(self, bank: GateBank, drawn: Tensor | None, read: Tensor | None) -> None:
@@ -317,9 +318,9 @@ class Holding:
         bank, drawn, read = self._bank, self._drawn, self._read
         compiling = torch.compiler.is_compiling()
         self._before = bank.held
-        self._noted = None  # or which draw whatever is recomputed of the call later shall see
+        self._entered = None  # for ``leave``
         if drawn is not None and not compiling:
-            self._noted = bank.draws.enter(drawn, bank.frozen)
+            self._entered = bank.draws.enter(drawn, bank.frozen)
         held = (
             None if drawn is None else bank.by_group(drawn),
             None if compiling else drawn,
@@ -330,18 +331,18 @@ class Holding:
     def __exit__(self, *_: object) -> None:
         object.__setattr__(self._bank, "held", self._before)
         if self._drawn is not None and not torch.compiler.is_compiling():
-            self._bank.draws.leave(self._noted)
+            self._bank.draws.leave(self._entered)
 
 
 def _is_capturing(z: Tensor) -> bool:
-    """Whether a CUDA graph is captured, which will be replayed in all steps."""
+    """Whether a CUDA graph is captured: all steps will replay it."""
     if torch.compiler.is_compiling() or not z.is_cuda:
         return False
     return torch.cuda.is_current_stream_capturing()
 
 
-def _nothing_held() -> dict[str, Any]:
-    """The attributes that no copy carries along."""
+def _no_values() -> dict[str, Any]:
+    """The attributes that no copy gets."""
     return {
         "held": None,
         "draws": Draws(),

@@ -1,7 +1,7 @@
-"""Multiplying parameters by gates, in place: a module's class is swapped for a gated subclass.
+"""Multiply parameters by gates, in place: the class of a module is swapped for a gated subclass.
 
-Reading a gated parameter of such a module gives it times its gates; its own forward, its
-state_dict and its parameters do not change.
+Reading a gated parameter of such a module gives the product with its gates. The forward, the
+state_dict and the parameters of the module do not change.
 """
 
 import copy
@@ -12,7 +12,11 @@ import torch
 from torch import nn
 
 from hardconcrete.errors import GateError
-from hardconcrete.gating.activation_gates import Forward, activation_forward, with_activation_gates
+from hardconcrete.gating.activation_gates import (
+    LayerForward,
+    activation_forward,
+    with_activation_gates,
+)
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.module_gates import KEY, ModuleGates
 
@@ -26,7 +30,7 @@ def swap(module: nn.Module, gates: ModuleGates) -> None:
 
 
 def restore(module: nn.Module) -> None:
-    """Take them off: the class and everything else as before."""
+    """Take the gates off: the class and everything else is as before."""
     module.__class__ = type(module).ungated  # type: ignore[attr-defined]
     del module.__dict__[KEY]
 
@@ -53,7 +57,9 @@ def _names(gates: ModuleGates) -> tuple[str, ...]:
 
 
 @cache
-def _gated_class(base: Any, names: tuple[str, ...], forward: Forward | None) -> type[nn.Module]:
+def _gated_class(
+    base: Any, names: tuple[str, ...], forward: LayerForward | None
+) -> type[nn.Module]:
     """The subclass of ``base`` whose parameters ``names`` are read through their gates."""
 
     def reader(name: str) -> property:
@@ -69,7 +75,7 @@ def _gated_class(base: Any, names: tuple[str, ...], forward: Forward | None) -> 
 
 
 def _extra_repr(module: Any) -> str:
-    """As ungated: some layers look at their bias to describe themselves."""
+    """The text of the ungated layer. Some layers read their bias for it."""
     bank: GateBank = module.__dict__[KEY].bank
     with torch.no_grad():
         z = bank.readout()
@@ -78,7 +84,7 @@ def _extra_repr(module: Any) -> str:
 
 
 def _register_parameter(module: Any, name: str, param: Any) -> None:
-    """Without the check by torch, which reads the attribute."""
+    """Skip the check of torch, which reads the attribute."""
     if name in module._parameters:
         module._parameters[name] = param
     else:
@@ -86,7 +92,7 @@ def _register_parameter(module: Any, name: str, param: Any) -> None:
 
 
 def _refuse_removal(module: Any, name: str) -> None:
-    """A parametrization takes a parameter away, and would start from its product with the gates."""
+    """A parametrization removes a parameter, and would start from its product with the gates."""
     if any(multiplier.parameter == name for multiplier in module.__dict__[KEY].multipliers):
         raise GateError(
             f"{name} has gates, so it cannot be removed or parametrized; take them off first "
@@ -96,9 +102,9 @@ def _refuse_removal(module: Any, name: str) -> None:
 
 
 def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001
-    """Copies and pickles name the ungated class; the gated one is made anew where they arrive.
+    """Copies and pickles name the ungated class, and make the gated one anew.
 
-    So is an ungated one that was made itself, and can be found in no module.
+    An ungated class that this library made is in no module, and is made anew, too.
     """
     kind: Any = type(module)
     forward = kind.__dict__.get("forward")
@@ -107,7 +113,7 @@ def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG00
     return _revive, how, module.__getstate__()
 
 
-def _revive(base: Any, names: tuple[str, ...], forward: Forward | None) -> nn.Module:
+def _revive(base: Any, names: tuple[str, ...], forward: LayerForward | None) -> nn.Module:
     if isinstance(base, tuple):
         maker, *how = base
         base = maker(*how)

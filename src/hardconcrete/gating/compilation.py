@@ -1,7 +1,7 @@
-"""What compiled code sees: of functions, and of a draw that was made outside of it.
+"""Compiled code: functions that it does not trace, and draws that it did not make.
 
-Such code reads whatever draw is held when it runs, in forwards and in recomputations alike, and
-cannot ask which it is: an operation that the compiler does not look into asks for it.
+Compiled code reads the draw that is held when it runs, in forwards and in recomputations alike. An
+operation that the compiler does not trace checks whether it is the right one.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _IN_GRAPH: list[str] = []
-"""Names of functions that compiled code does not look into."""
+"""Names of functions that compiled code does not trace."""
 _AUTOCAST = [f"torch.amp.autocast_mode._{way}_autocast" for way in ("enter", "exit")]
-"""Torch's own, whose cache does not know them; all that they depend on stands beside them."""
+"""Functions of torch that its cache does not know; their arguments are part of the graph."""
 _MARKED = "unsafe_marked_cacheable_functions"
 
 _LIBRARY = torch.library.Library("hardconcrete", "FRAGMENT")
@@ -31,22 +31,21 @@ _LIBRARY.define(
 
 
 def in_graph(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of tensors and numbers that compiled code computes without looking into it.
+    """Let compiled code call a function of tensors and numbers without tracing it.
 
-    Whatever was looked into, down to each name, is checked again before every call of such code,
-    which can take longer than the function itself. The price: a new process finds the kernels of
-    such code in torch's cache, and has to differentiate it again, unless ``cacheable`` is an option
-    of ``torch.compile``.
+    Compiled code checks every name that it has traced before each call, which can take longer than
+    the function itself. The price: a new process takes the kernels of such code from torch's cache,
+    and differentiates the code again, unless ``cacheable`` is an option of ``torch.compile``.
     """
     _IN_GRAPH.append(f"{function.__module__}.{function.__qualname__}")
     return torch.compiler.allow_in_graph(function)  # type: ignore[no-any-return]
 
 
 def cacheable() -> dict[str, Any]:
-    """Options with which torch's cache on disk keeps compiled code that has such functions in it.
+    """Options with which torch's cache on disk keeps compiled code that calls such functions.
 
-    What it does not look into it cannot know again: it is told a digest of all that it might be.
-    Empty, and such code is compiled anew by every process, where that is not known.
+    The cache cannot compare functions that were not traced, so it gets a digest of the source code.
+    Without source code the options are empty, and every process compiles such code again.
 
     Example:
         >>> next(iter(cacheable().values())).keys() >= {"hardconcrete.gating.bank._open"}
@@ -60,7 +59,7 @@ def cacheable() -> dict[str, Any]:
 
 
 def _digest(package: Path) -> str:
-    """Of all source files below a folder, or nothing where there are none, as in an archive."""
+    """A digest of all source files below a folder; empty where there are none, as in an archive."""
     files = sorted(file for file in package.rglob("*.py") if file.is_file())
     text = [(file.relative_to(package).as_posix(), file.read_bytes()) for file in files]
     return hashlib.sha256(repr(text).encode()).hexdigest() if text else ""
@@ -70,20 +69,20 @@ _SOURCE = _digest(Path(__file__).parents[1])  # now, before it changes
 
 
 def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
-    """1 where z is the draw that what runs now has to see; refused otherwise.
+    """1 where z is the draw that the running code has to see; else refuse.
 
     Args:
         z: the draw that is held, without its gradient.
-        draws: the number of what knows the others.
-        frozen: whether the gates are.
-        lost: whether gradients of z would be, if this is the forward of a reentrant checkpoint.
+        draws: the number of its ``Draws``.
+        frozen: whether the gates are frozen.
+        lost: whether a reentrant checkpoint would lose the gradients of z here.
     """
     one: Tensor = torch.ops.hardconcrete.if_own(z, draws, frozen, lost)
     return one
 
 
 @torch.library.impl(_LIBRARY, "if_own", "CompositeExplicitAutograd")
-def _asked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
+def _checked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     if lost:
         refuse_reentrant()
     if draws in Draws.numbered:  # else the model is gone, and holds nothing

@@ -60,7 +60,7 @@ class GatedModel(nn.Module):
     """
 
     _look: TraceCache | None = None
-    """What tracing found last; models that were pickled have none."""
+    """The last trace of the model; unpickled models have none."""
     shrink_history: object | None = None
     """What ``shrink`` removed: a ``ShrinkHistory`` of ``hardconcrete.compaction``."""
 
@@ -86,7 +86,7 @@ class GatedModel(nn.Module):
 
     @property
     def decayed_by_penalty(self) -> frozenset[str]:
-        """Names of the parameters whose decay some penalty carries."""
+        """Names of the parameters that decay in a penalty."""
         names = (name for group in self.groups for name in group.parameters)
         return frozenset(names if self.decay.penalties else ())
 
@@ -96,12 +96,12 @@ class GatedModel(nn.Module):
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs the gates were attached with, positional and by keyword, on their device."""
+        """The inputs that the gates were attached with, positional and by keyword."""
         device = self.gates.device
         return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self._example)  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
-        """The model's own forward, under one draw; with ``samples=L`` stacked over L draws."""
+        """Call the model under one draw, or under ``samples=L`` draws and stack the outputs."""
         if samples is None and self.gates.held:
             refuse_inside_draw()
             return self.model(*args, **kwargs)
@@ -123,10 +123,10 @@ class GatedModel(nn.Module):
 
     @contextmanager
     def draw(self, batch_size: int | None = None) -> Iterator[None]:
-        """One draw for everything inside, for methods of the model other than its forward.
+        """Draw once for everything inside, such as other methods of the model than its forward.
 
         Args:
-            batch_size: needed where every example has gates of its own.
+            batch_size: needed with ``sample="example"``.
         """
         with self._holding(batch_size):
             yield
@@ -140,16 +140,16 @@ class GatedModel(nn.Module):
         return self.gates.holding(self.gates.draw(shape), None)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """The example inputs move along: the model may be traced with them again."""
+        """Move the example inputs, too: the model may be traced with them again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._example = tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, self._example)
         self.cost_tables.to(self.gates.device)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
-        """What a model keeps of its last call is cut from its graph, for graphs have no copies.
+        """Copy tensors of the last call without their graph, for graphs have no copies.
 
-        Records of what was found always say the same, so copies share them.
+        Groups, traces and tables never change, so copies share them.
         """
         tables = self.cost_tables
         for record in (self.groups, self.structure, self._look, tables.ledger, tables.latency):
@@ -163,7 +163,7 @@ class GatedModel(nn.Module):
         return copied  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the last look at the model, whose graph cannot be sent elsewhere."""
+        """Without the trace, whose graph cannot be pickled."""
         return {**self.__dict__, "_look": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class GatedModel(nn.Module):
             ) from error
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """What is gated goes into the metadata of the state, where torch keeps versions."""
+        """Write what is gated into the metadata of the state, where torch keeps versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
         metadata["gates"] = targets(self.model, self.groups)
@@ -199,7 +199,7 @@ class GatedModel(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        """First remove what the saved model had removed."""
+        """Remove the units that the saved model had removed, then load."""
         if any(f"{prefix}gates.{name}" in state_dict for name in self.gates.names):
             self._refuse_others(local_metadata.get("gates", []))
         own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
@@ -213,7 +213,7 @@ class GatedModel(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _refuse_others(self, saved: list[list[str]]) -> None:
-        """Refuse gates that would become those of other units."""
+        """Refuse a state whose gates belong to other units."""
         for own, other in zip(targets(self.model, self.groups), saved, strict=False):
             if own != other:
                 raise ArgumentError(
@@ -231,15 +231,15 @@ class GatedModel(nn.Module):
         return self.by_group(self.gates.readout())
 
     def by_group(self, values: Tensor) -> dict[str, Tensor]:
-        """Anything that has one entry per gate, taken apart."""
+        """Split a tensor with one entry per gate, by the names of the groups."""
         return {group.name: values[..., group.slice] for group in self.groups}
 
     def units_left(self) -> tuple[int, ...]:
-        """How many gates of each group the readout leaves open, as the paper counts them."""
+        """How many gates of each group are open by the readout, as the paper counts them."""
         return tuple(int(own.sum()) for own in self.by_group(self.gates.is_open()).values())
 
     def look_at(self, plain: nn.Module) -> LabelledGraph:
-        """What tracing finds in the model without its gates; as long as that stays, only once."""
+        """The labelled graph of the model without gates; traced again only when it has changed."""
         if self._look is None or not self._look.fits(plain):
             self._look = TraceCache.at(plain, *self.example)
         return self._look.walk
@@ -251,12 +251,12 @@ class GatedModel(nn.Module):
 
     @property
     def ledger(self) -> Ledger:
-        """What the model costs by its gates; made when it is first asked for, by tracing."""
+        """Costs by gates; traced when first asked for."""
         return self.costs.ledger
 
     @property
     def latency(self) -> LatencyTable:
-        """Times by gates; measured when they are first asked for, with default settings."""
+        """Times by gates; measured with default settings when first asked for."""
         return self.costs.latency
 
     def measure_latency(
@@ -264,34 +264,34 @@ class GatedModel(nn.Module):
     ) -> LatencyTable:
         """Time every operator over a grid of widths, for ``expected("latency_ms")`` from now on.
 
-        On this device, with as many threads as torch has now, in evaluation mode. What was timed
-        before on such a machine comes from the cache, ``~/.cache/hardconcrete/latency``.
+        The operators run on this device in evaluation mode, with the present number of threads.
+        Earlier times of such a machine come from the cache, ``~/.cache/hardconcrete/latency``.
 
         Args:
-            batch: examples in a call; as many as the gates were attached with unless given.
-            repeats: timed calls of each operator at each point of its grid; without it three passes
-                of five calls and three seconds at least, of which the least counts: a machine that
-                others use is slow for seconds at times.
-            fresh: time again what is in the cache, after a machine was busy, for example.
+            batch: examples in a call. The default is that of the example inputs.
+            repeats: timed calls of each operator at each point of its grid. Without it, the least
+                of three passes of five calls and three seconds at least: a machine that others use
+                is slow for seconds at times.
+            fresh: time again what is in the cache, for example if the machine was busy then.
         """
         return self.costs.measure_latency(batch=batch, repeats=repeats, fresh=fresh)
 
     def expected(self, cost: str) -> Tensor:
         """The mean cost over draws of the gates, in float64, differentiable.
 
-        A weight counts when its input unit and its output unit are alive. With gates at 0 and 1 it
-        is what ``count`` says of the compacted model; elsewhere it knows that a group may be left
-        with nothing, and what that takes along: exact for up to twelve groups in doubt. It is near
-        the mean where named sites gate one of several layers that read or make a unit, as long as
-        none is likely to lose all its gates, and of bytes where layers select among their inputs.
-        Single weights (``"fc1:each"``) leave a matrix dense and save nothing here before all of a
-        unit's are shut.
+        A weight counts when its input unit and its output unit are open. With gates of 0 and 1 the
+        cost is what ``count`` says of the compacted model. Otherwise it includes that a group may
+        lose all units, and what goes with it; this is exact for up to twelve groups in doubt. It is
+        an approximation where named sites gate one of several layers that read or make a unit, good
+        as long as none is likely to lose all its gates; and of bytes where layers select among
+        their inputs. Single weights (``"fc1:each"``) save nothing here until all weights of a unit
+        are closed, for the matrix stays dense.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
                 attached with, as ``count`` does; ``"weight_bytes"``; ``"group_size"``, the
                 paper's uncoupled number of weights, |g| for each open gate; or ``"latency_ms"``,
-                milliseconds at the expected widths, from what ``measure_latency`` measured.
+                milliseconds at the expected widths, from the table of ``measure_latency``.
 
         Example:
             >>> import torch, hardconcrete as hc
@@ -304,15 +304,15 @@ class GatedModel(nn.Module):
         return self.costs.expected(cost)
 
     def delivered(self, cost: str) -> Tensor:
-        """The cost of what the readout of the gates leaves now: that of the compacted model.
+        """The present cost of the compacted model, by the readout of the gates.
 
         Args:
-            cost: as for ``expected``, which undecided gates make differ from this.
+            cost: as for ``expected``. The two differ while gates are undecided.
         """
         return self.costs.delivered(cost)
 
     def freeze_gates(self, frozen: bool = True) -> None:
-        """Fix the gates at their readout, in training too, to fine-tune what is left."""
+        """Fix the gates at their readout, in training too, to fine-tune the open units."""
         self.gates.freeze(frozen)
 
     def summary(self) -> None:

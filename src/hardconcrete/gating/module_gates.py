@@ -16,7 +16,7 @@ CALLS = ("_call_impl", "forward")
 """Functions of a module that run while it is called."""
 
 KEY = "_hardconcrete"
-"""Where a gated module keeps its gates: in its ``__dict__``, unseen by the module system."""
+"""Where a gated module keeps its gates: in its ``__dict__``, hidden from the module system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Multiplier:
         """One gate for every index along the dimension."""
         if self.index is None:
             return values[self.groups[0]]
-        own = [values[group] for group in self.groups]
-        open_gate = torch.ones_like(own[0][..., :1])  # for indices that belong to no unit
-        return torch.cat([*own, open_gate], -1).index_select(-1, bank.tables[self.index])
+        gates = [values[group] for group in self.groups]
+        open_gate = torch.ones_like(gates[0][..., :1])  # for indices that belong to no unit
+        return torch.cat([*gates, open_gate], -1).index_select(-1, bank.tables[self.index])
 
     def times(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
         """The parameter times its gates."""
@@ -66,8 +66,8 @@ class ModuleGates:
     Args:
         bank: where the values of the gates come from.
         multipliers: what multiplies which parameter.
-        inner: the one that can multiply the input of this module instead.
-        outer: those that can multiply its output instead.
+        inner: the multiplier that can multiply the input of this module instead.
+        outer: the multipliers that can multiply its output instead.
     """
 
     bank: GateBank
@@ -87,15 +87,15 @@ class ModuleGates:
         return value  # type: ignore[no-any-return]
 
     def values(self, module: nn.Module, *names: str) -> Values:
-        """The values of all gates, as this module sees them now to read parameters ``names``."""
+        """The values of all gates with which this module multiplies parameters ``names`` now."""
         if self.bank.seen is not None:
             self.bank.seen.update((module, name) for name in names)
         return self.bank.values(module.training)
 
     def _is_outside_calls(self, module: nn.Module) -> bool:
-        """Whether this is no forward that misses a draw, but a tool that looks at parameters.
+        """Whether a tool reads a parameter, and no forward without a draw.
 
-        Python knows which functions run. It is asked only where there are no gates.
+        A forward that reads it is on the stack. The stack is searched only outside of draws.
         """
         if torch.compiler.is_compiling() or in_backward():
             return False

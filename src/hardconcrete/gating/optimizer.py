@@ -1,4 +1,4 @@
-"""What an optimiser needs to know of a gated model."""
+"""Parameter groups of a gated model for an optimizer."""
 
 import math
 from numbers import Real
@@ -16,11 +16,11 @@ Settings = tuple[str, list[nn.Parameter], float, float]
 def parameter_groups(
     gated: GatedModel, lr: float, gate_lr: float | None = None, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Parameter groups for any ``torch.optim`` optimiser.
+    """Parameter groups for any optimizer of ``torch.optim``.
 
-    Gates never decay, and may have a learning rate of their own. Parameters whose decay an
-    ``L0Penalty(weight_decay=...)`` carries get none here: build the penalty first. Without
-    decay or a rate of their own the gates join the weights: each group costs the optimiser time.
+    Gates never decay, and may have another learning rate. Weights that decay in an
+    ``L0Penalty(weight_decay=...)`` do not decay here: build the penalty first. Without decay and
+    ``gate_lr`` the gates join the weights: each group costs the optimizer time.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -60,7 +60,7 @@ def parameter_groups(
 
 
 def _refuse_no_rate(name: str, value: object) -> None:
-    """Refuse what optimisers check of their defaults, and not of groups."""
+    """Refuse what optimizers check in their defaults, and not in groups."""
     if value is None and name == "gate_lr":
         return
     number = isinstance(value, Real | Tensor) and not isinstance(value, bool)

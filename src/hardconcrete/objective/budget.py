@@ -1,4 +1,4 @@
-"""A budget: what a model may cost, kept while it learns. Two ways to choose the units."""
+"""A budget: what a model may cost, reached while it trains. Two ways to choose the units."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -83,7 +83,7 @@ class Budget:
         _KINDS[by] = cls
 
     def __new__(cls, *_: Any, by: str = "importance", **__: Any) -> Self:
-        """The class that chooses as ``by`` says."""
+        """Make an object of the class that ``by`` names."""
         if cls is not Budget:
             return super().__new__(cls)
         if by not in _KINDS:
@@ -131,7 +131,7 @@ class Budget:
         )
 
     def __call__(self) -> Tensor:
-        """What to add to the loss."""
+        """The term to add to the loss."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -231,7 +231,7 @@ class Budget:
 
 
 def refuse_measured_gates(gated: GatedModel, what: str) -> None:
-    """Refuse to move gates that a budget by importance keeps at 0 or 1."""
+    """Refuse to learn gates that a budget by importance sets to 0 or 1."""
     if gated.gates.measured:
         raise GateError(
             f"{what} learns gates, but a budget by importance was built for this model and keeps "

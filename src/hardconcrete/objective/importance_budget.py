@@ -1,4 +1,4 @@
-"""A budget by importance: the units that matter least for their cost are removed in training."""
+"""A budget by importance: training removes the units that matter least for their cost."""
 
 import zlib
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.descent import Descent
 
 START, END = 0.05, 0.4
-"""The parts of the training between which the target comes down."""
+"""Fractions of the training between which the target comes down."""
 
 DEFAULT_STEPS = 2500
-"""Length of a training that names none: the target has come down after 1,000 steps."""
+"""Length of a training without ``steps``: the target has come down after 1,000 steps."""
 
-LEAST_STEPS = 10
-"""A shorter training has no time to measure, cut and learn."""
+MIN_STEPS = 10
+"""A shorter training has no time to measure, close units and learn."""
 
 MAX_CUTS = 100
-"""How often units are removed at most."""
+"""How often units are closed at most."""
 
 STEPS_BETWEEN_CUTS = 10
-"""How many steps are measured at least before units are removed again, in a long training."""
+"""Steps of measurement between two cuts, in a long training."""
 
-LONG_TRAINING = 1000
-"""Steps of a training in which every fourth step is enough to measure."""
+LONG_TRAINING_STEPS = 1000
+"""Length from which on every fourth step is measured, and not every step."""
 
 
 class ImportanceBudget(Budget, by="importance"):
@@ -58,13 +58,13 @@ class ImportanceBudget(Budget, by="importance"):
     def __init__(self, gated: GatedModel, *, by: str = "importance", **settings: Any) -> None:
         super().__init__(gated, by=by, **settings)
         steps = DEFAULT_STEPS if self.steps is None else self.steps
-        if steps < LEAST_STEPS:
+        if steps < MIN_STEPS:
             raise ArgumentError(
-                f"steps={steps} is too short: a budget needs {LEAST_STEPS} steps at least. "
+                f"steps={steps} is too short: a budget needs {MIN_STEPS} steps at least. "
                 "hc.prune makes a trained model smaller without training"
             )
         self._length, self._first, self._last = steps, round(START * steps), round(END * steps)
-        self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING else 1)
+        self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING_STEPS else 1)
         span = self._last - self._first
         self._every = max(min(STEPS_BETWEEN_CUTS, span // 4), -(-span // MAX_CUTS), 1)
         _refuse_other_gates(gated)
@@ -88,7 +88,7 @@ class ImportanceBudget(Budget, by="importance"):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Measure, and remove units when it is time for it; after the optimizer's step."""
+        """Measure, and close units when it is time; after the optimizer's step."""
         bank = self.gated.gates
         if bank.measured != self._number:
             raise GateError(
@@ -127,7 +127,7 @@ class ImportanceBudget(Budget, by="importance"):
 
     @property
     def steps_to_settle(self) -> int:
-        """How many more steps it takes until the structure is fixed."""
+        """Steps until the structure is fixed."""
         return 0 if self._settled else max(0, self._last - self._step)
 
     def importance(self) -> Tensor:
@@ -192,7 +192,7 @@ class ImportanceBudget(Budget, by="importance"):
             self._freeze()
 
     def _cut(self, part: float, *, reopen: bool = False) -> None:
-        """Shut units until the target at this part of the way down is met."""
+        """Close units until the target at this part of the way down is met."""
         score = self._running.mean().cpu()
         if not score.any():
             raise GateError(
@@ -216,20 +216,20 @@ class ImportanceBudget(Budget, by="importance"):
         self._freeze()
 
     def _freeze(self) -> None:
-        """From now on the gates are constants.
+        """Make the gates constants.
 
         Not where processes share a model: ``DistributedDataParallel`` waits for the gradient of
-        every parameter that it was wrapped with. There the gates keep their values all the same.
+        every parameter that it was wrapped with. The gates keep their values there, too.
         """
         if not (dist.is_available() and dist.is_initialized()):
             self.gated.freeze_gates()
 
     def _write(self) -> None:
-        """Give the gates the values that the budget chose."""
+        """Open and close the gates as the budget chose."""
         self.gated.gates.set_open(self._mask)
 
     def _keep_up(self) -> None:
-        """The model may have moved to another device, and ``shrink`` may have removed gates."""
+        """Follow the model to another device, and ``shrink``, which may have removed gates."""
         bank = self.gated.gates
         device = bank.device
         if device != self._mask.device:
@@ -241,20 +241,20 @@ class ImportanceBudget(Budget, by="importance"):
             self._mask, self._places = self._mask[left], _places(bank)
 
     def _terms(self) -> list[int]:
-        """Numbers that tell two budgets apart."""
+        """Numbers that identify the limits and the length in a state."""
         words = [f"{c.name} {c.limit:.6g}" for c in self.constraints]
         return [zlib.crc32(" ".join([*words, str(self.round_to)]).encode()), self._length]
 
 
 def _places(bank: GateBank) -> Tensor:
-    """Which gates of the dense model there are."""
+    """The indices that the gates had in the dense model."""
     if bank.original is not None:
         return bank.original.clone()
     return torch.arange(bank.count, device=bank.device)
 
 
 def _no_gradient(bank: GateBank) -> str:
-    """Why there may be none, and what to do."""
+    """Why there may be no gradient, and what to do."""
     if not bank.location.requires_grad:
         return (
             f"budget.step() needs the gradients of the gates, and gated.gates."

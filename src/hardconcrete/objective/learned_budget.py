@@ -1,4 +1,4 @@
-"""A budget by learned gates: the price of a gate follows what is delivered."""
+"""A budget by learned gates: the price of a gate follows the delivered cost."""
 
 import math
 import zlib
@@ -15,63 +15,65 @@ from hardconcrete.gating.costs import LATENCY
 from hardconcrete.objective.budget import Budget, refuse_measured_gates
 from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 
-STRONGEST = 4.0
+MAX_PUSH = 4.0
 """The largest price, in scales."""
 
-GAIN = 0.05
-"""How fast the logarithm of a scale follows the error, per step; faster in a shorter warm-up."""
+GAIN_PER_STEP = 0.05
+"""How fast the logarithm of a scale follows the error, per step; more in a shorter warm-up."""
 
-PATIENCE = 0.1
-"""What is left of that while gates are falling."""
+GAIN_FACTOR_WHILE_FALLING = 0.1
+"""Factor on ``GAIN_PER_STEP`` while gates are falling."""
 
-SOME = 0.1
-"""The part of the open gates that must fall for that."""
+FALLING_FRACTION = 0.1
+"""Fraction of the open gates that must fall for this factor."""
 
-FALL = 3.0
-"""How far they must fall in a warm-up: about as far as it is to the threshold."""
+FALL_PER_WARMUP = 3.0
+"""Distance that these gates must fall in a warm-up: about that to the threshold."""
 
-MEMORY = 50
-"""Steps over which that is seen."""
+FALL_MEMORY_STEPS = 50
+"""Steps over which the fall is measured."""
 
-NOTHING = 1e-6
-"""Bands that a unit must save for it to be worth shutting; the last one of a group does not."""
+MIN_SAVING_IN_BANDS = 1e-6
+"""Bands that a unit must save to be worth closing; the last unit of a group saves nothing."""
 
-FIRST = 0.01
-"""The scale to begin with, small for any loss: it grows up to a hundredfold in 100 steps."""
+FIRST_SCALE = 0.01
+"""The first scale, small for any loss: it grows up to a hundredfold in 100 steps."""
 
-WARMUP = 1000
-"""Steps in which the target comes down, if the length of the training is not given."""
+WARMUP_STEPS = 1000
+"""Steps in which the target comes down, for a training of unknown length."""
 
 
 class LearnedBudget(Budget, by="gates"):
-    """A budget that sets a price on every gate, so that the gates learn which units to shut.
+    """A budget that sets a price on every gate, so that the gates learn which units to close.
 
-    The *delivered* cost, that of the model which compaction would leave now, is compared with a
-    target that comes down to the limit during the warm-up: e = log(delivered / target). Each gate
-    then has a price, and the loss gets the gradient of the *expected* cost times the price:
+    The *delivered* cost is that of the model which compaction would leave now. It is compared with
+    a target that comes down to the limit during the warm-up: e = log(delivered / target). The loss
+    gets the gradient of the *expected* cost, each gate times its price:
 
-        price = scale * (clip(2 e / BAND + 1 + apart, -STRONGEST, STRONGEST) + side)
+        price = scale * (clip(2 e / BAND + 1 + apart, -MAX_PUSH, MAX_PUSH) + side)
 
-    with side = 1 for gates that the readout shuts, -1 for those it leaves open. Within the band
-    every gate is pushed further to its side, so undecided gates decide themselves; above it, open
-    gates have a positive price and those that the task needs least are shut; below it, shut gates
-    have a negative price and come back. The price is no sum of what was exceeded before: satisfied,
-    it restarts at once, and no open gate has a positive one. After the warm-up ``apart`` keeps
-    units that are larger than the error from being moved to correct it: for an open one it is how
-    much less the cheapest open one costs, for one that is shut what it costs itself, and enough for
-    it to fit, all in bands. So at least one unit is pushed above the limit, and one that would
-    exceed the limit is not asked back.
-    The logarithm of the scale grows by GAIN * e above the target, after the warm-up by GAIN * BAND
-    at least; during the warm-up it falls below the band. So the scale of the loss does not matter.
+    Here side is 1 for gates that the readout closes and -1 for open ones. Within the band every
+    gate is pushed further to its side, so that undecided gates decide. Above the band open gates
+    have a positive price, and those that the task needs least are closed. Below the band closed
+    gates have a negative price and come back. The price does not add up past errors: as soon as the
+    limit is kept, no open gate has a positive price. After the warm-up ``apart`` keeps units that
+    are larger than the error from being moved. For an open unit it is how much less the cheapest
+    open unit costs; for a closed one it is its cost, and enough for it to fit; all in bands. So
+    above the limit at least one unit is pushed, and a unit that would exceed the limit does not
+    come back.
+    The logarithm of the scale grows by GAIN_PER_STEP * e above the target, after the warm-up by
+    GAIN_PER_STEP * BAND at least; during the warm-up it falls below the band. So the scale of the
+    loss does not matter.
     In a warm-up of less than 1,000 steps it moves faster, by the root of how much shorter that is.
     While some of the open gates are falling it hardly grows: they need time to arrive, and a larger
-    price would take all others along, needed or not.
+    price would close others too, needed or not.
 
-    Of several limits the one that is exceeded most sets the price of a gate.
+    Of several limits, the one that is exceeded most sets the price of a gate.
 
-    The gates must be able to travel: learning rate times steps well above 5 with Adam, for example
-    ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)`` in some thousand steps; ``check_run`` says
-    whether they can. Start with ``droprate=0.1``: 0.5 is a heavy noise for a residual network.
+    The gates must be able to move far enough: with Adam, learning rate times steps well above 5,
+    for example ``parameter_groups(gated, lr=1e-3, gate_lr=1e-2)`` in some thousand steps.
+    ``check_run`` says whether they can. Start with ``droprate=0.1``: 0.5 is a heavy noise for a
+    residual network.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -95,8 +97,8 @@ class LearnedBudget(Budget, by="gates"):
                 "round_to to hc.compact"
             )
         refuse_measured_gates(gated, "a budget with by='gates'")
-        self.warmup = WARMUP if self.steps is None else self.steps // 3
-        self._gain = GAIN * max(1.0, math.sqrt(WARMUP / self.warmup))
+        self.warmup = WARMUP_STEPS if self.steps is None else self.steps // 3
+        self._gain = GAIN_PER_STEP * max(1.0, math.sqrt(WARMUP_STEPS / self.warmup))
         if gated.gates.family.location is None:
             raise ArgumentError(
                 f"a budget with by='gates' needs gates that learn, and those of "
@@ -106,16 +108,16 @@ class LearnedBudget(Budget, by="gates"):
         many = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])
         self._start = torch.maximum(self.delivered_by(self._open()), self.limits)
-        self._log_scale = location.new_full((many,), math.log(FIRST))
+        self._log_scale = location.new_full((many,), math.log(FIRST_SCALE))
         self._steps = torch.zeros((), dtype=torch.int64, device=location.device)
         self._price = location.new_zeros(many, 0)
-        self._kept: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
+        self._cache: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
         self._begin()
 
     def __call__(self) -> Tensor:
-        """To be added to the loss of the task: its gradient is that of the expected costs, priced.
+        """The term for the loss: its gradient is that of the expected costs times the prices.
 
-        Its value is the sum of these costs, as parts of the dense totals, whatever the prices are.
+        Its value is the sum of these costs as parts of the dense totals, whatever the prices are.
         """
         refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
@@ -128,28 +130,30 @@ class LearnedBudget(Budget, by="gates"):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Look at what is delivered now and set the prices; after the optimiser's step."""
+        """Set the prices by the delivered cost; after the optimizer's step."""
         self.advance(1)
 
     def advance(self, steps: int) -> None:
-        """Some steps at once, in which what is delivered stays as it is."""
+        """Take several steps at once, in which the delivered cost stays the same."""
         self._keep_up()
         self._steps.add_(steps)
         is_open = self._open()
-        delivered, own = self._looked_at(is_open)
+        delivered, own = self._costs_in_bands(is_open)
         error, late = self._error(delivered), self._progress() == 1
         above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
-        above = above * torch.where(self._fall(is_open, steps), PATIENCE, 1.0)
+        above = above * torch.where(self._fall(is_open, steps), GAIN_FACTOR_WHILE_FALLING, 1.0)
         change = above + (error + BAND).clamp(max=0) * ~late
         self._log_scale.add_(steps * self._gain * change).clamp_(-20.0, 20.0)
         self._set_prices(is_open, error, own)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
-        """Whether some of the open gates that a limit concerns fall fast enough to arrive."""
+        """Whether enough open gates that a limit concerns fall fast enough to arrive."""
         location, own = self.gated.gates.location.detach(), is_open * self.concerned
-        fast = location - self._past < -FALL * max(steps, MEMORY) / self.warmup
-        self._past.lerp_(location, 1 - (1 - 1 / MEMORY) ** steps)
-        return (own * fast).sum(1) > SOME * own.sum(1)
+        fast = (
+            location - self._past < -FALL_PER_WARMUP * max(steps, FALL_MEMORY_STEPS) / self.warmup
+        )
+        self._past.lerp_(location, 1 - (1 - 1 / FALL_MEMORY_STEPS) ** steps)
+        return (own * fast).sum(1) > FALLING_FRACTION * own.sum(1)
 
     @property
     def steps_to_come(self) -> int:
@@ -157,7 +161,7 @@ class LearnedBudget(Budget, by="gates"):
         return max(0, self.warmup - int(self._steps))
 
     def price(self) -> dict[str, float]:
-        """What multiplies the expected cost: the highest price of a gate that is open."""
+        """The factor on each expected cost: the highest price of an open gate."""
         self._keep_up()
         concerned = self.concerned & (self._open() > 0)
         highest = self._price.masked_fill(~concerned, -torch.inf).amax(1)
@@ -187,27 +191,27 @@ class LearnedBudget(Budget, by="gates"):
         return (self._steps / self.warmup).clamp(max=1.0)
 
     def _error(self, delivered: Tensor) -> Tensor:
-        """Against a target that comes down by the same part in every step of the warm-up."""
+        """log(delivered / target); in the warm-up each step divides the target by one number."""
         progress = self._progress()
         target = self._start * (self.limits / self._start) ** progress
         target = torch.where(progress < 1, target, self.limits)
         return (delivered / target).log().clamp(-1.0, 1.0)
 
     def _keep_up(self) -> None:
-        """Units may have been removed meanwhile; limits are in units of the dense model."""
+        """Follow ``shrink``, which may have removed gates; limits are about the dense model."""
         if self._price.shape[1] != self.gated.gates.count:
             self._begin()
 
     @torch.no_grad()
     def _begin(self) -> None:
         if self._price.shape[1] != self.gated.gates.count:
-            self._make_room()
+            self._resize()
         is_open = self._open()
-        delivered, own = self._looked_at(is_open)
+        delivered, own = self._costs_in_bands(is_open)
         self._set_prices(is_open, self._error(delivered), own)
 
-    def _make_room(self) -> None:
-        """For a price of every gate."""
+    def _resize(self) -> None:
+        """Make tensors for the present number of gates."""
         location = self.gated.gates.location
         concerned = torch.zeros(len(self.constraints), len(location), dtype=torch.bool)
         for k, constraint in enumerate(self.constraints):
@@ -221,37 +225,37 @@ class LearnedBudget(Budget, by="gates"):
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
         own = own * (self._progress() == 1)
-        saves = self.concerned & (is_open * own > NOTHING)
+        saves = self.concerned & (is_open * own > MIN_SAVING_IN_BANDS)
         least = own.where(saves, torch.inf).amin(1, keepdim=True)
         larger = (own - least).clamp(min=0)  # than the cheapest open one
         room = own.maximum(2 * own - 2)  # that a unit needs to come back
         apart = torch.where(is_open > 0, -larger, room)
-        push = (2 * error / BAND + 1 + apart).clamp(-STRONGEST, STRONGEST) + side
+        push = (2 * error / BAND + 1 + apart).clamp(-MAX_PUSH, MAX_PUSH) + side
         worst = torch.where(self.concerned, error, -torch.inf).argmax(0)
         governs = torch.arange(len(error), device=worst.device)[:, None] == worst
         self._price.copy_(self._log_scale.exp()[:, None] * push * governs)
 
-    def _looked_at(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        """What is delivered; and the cost of each unit, all others as they are, in bands."""
-        own, slopes = self._told(is_open)
+    def _costs_in_bands(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
+        """The delivered costs; and the cost of each unit if only it changes, in bands."""
+        costs, slopes = self._costs(is_open)
         dtype = self._price.dtype
-        return own.to(dtype), slopes.to(dtype) / (BAND * self.limits[:, None])
+        return costs.to(dtype), slopes.to(dtype) / (BAND * self.limits[:, None])
 
-    def _told(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as parts of the dense totals; kept while no gate opens or shuts.
+    def _costs(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as parts of the dense totals; cached while no gate opens or closes.
 
-        A GPU would have to be waited for, to see whether one does, and compiled code cannot ask.
+        Not on a GPU, where the comparison would wait for the device, and not in compiled code.
         """
         if not is_open.is_cpu or torch.compiler.is_compiling():
-            return self._tell(is_open)
+            return self._compute_costs(is_open)
         times = any(limit.name == LATENCY for limit in self.constraints)
         table = self.gated.latency if times else None
-        kept = self._kept
-        if kept is None or kept[0] is not table or not torch.equal(kept[1], is_open):
-            self._kept = kept = table, is_open, self._tell(is_open)
-        return kept[2]
+        cache = self._cache
+        if cache is None or cache[0] is not table or not torch.equal(cache[1], is_open):
+            self._cache = cache = table, is_open, self._compute_costs(is_open)
+        return cache[2]
 
-    def _tell(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_costs(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
         def means(gates: Tensor) -> tuple[list[Tensor], Tensor]:
             costs = ledger_costs(self.gated, self.constraints, gates)
             return [limit.expected(self.gated, gates, costs) for limit in self.constraints], costs
@@ -262,20 +266,20 @@ class LearnedBudget(Budget, by="gates"):
 
 
 STATE = ("start", "log_scale", "steps", "past", "terms")
-"""What changes in training or depends on its beginning, and what it is a budget of."""
+"""Attributes of the state: what changes in training or depends on its start, and the limits."""
 
 
 def budget_number(limit: Constraint, warmup: int) -> int:
-    """A number by which a limit is known again."""
+    """A number that identifies a limit and its warm-up in a state."""
     return zlib.crc32(f"{limit.name} {limit.limit:.6g} {warmup}".encode())
 
 
 def _slopes(
     function: Callable[[Tensor], tuple[list[Tensor], Tensor]], at: Tensor, many: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of so many numbers; and what comes with them.
+    """The gradients of ``many`` numbers, and the second result of the function.
 
-    Autograd takes half of the time, and cannot be compiled here.
+    Autograd takes half the time of ``torch.func``, and cannot be compiled here.
     """
     if torch.compiler.is_compiling():
 
@@ -294,6 +298,6 @@ def _slopes(
 
 
 def _priced(probability: Tensor, price: Tensor) -> Tensor:
-    """The probabilities, their gradients times the prices."""
+    """The probabilities, with their gradients multiplied by the prices."""
     fixed = probability.detach()
     return fixed + price * (probability - fixed)

@@ -1,4 +1,4 @@
-"""The expected L0 norm with its companions: L2 (section 2.3) and the variational bound (app. A)."""
+"""The expected L0 norm, with L2 (section 2.3) and the variational bound (appendix A)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,28 +16,29 @@ from hardconcrete.objective.budget import refuse_measured_gates
 from hardconcrete.sparsifiers import GateParameters
 
 Lam = float | str | Mapping[str, float]
-Schedule = Callable[[int], float | Mapping[str, float]]
+LamSchedule = Callable[[int], float | Mapping[str, float]]
 
 
 class L0Penalty:
     """The complexity loss of the paper, to be added to a mean loss in nats.
 
-    Calling it gives the sum over gates of P(open) * (lam * |g| + weight_decay / 2 * ||theta_g||^2)
+    A call gives the sum over gates of P(open) * (lam * |g| + weight_decay / 2 * ||theta_g||^2)
     + KL(q(z) || p(z)) / examples (eqs. 16, 17 and 21), differentiable in gates and weights. Weights
-    that lie beside gated ones in their parameter, and have no gate, decay as if theirs were open;
-    those under gates of two sites, on inputs and on outputs, decay once for each.
+    without a gate, in a parameter that has gates, decay as if their gate were open. Weights under
+    gates of two sites, on inputs and on outputs, decay once for each.
 
     Args:
         gated: the model.
         lam: the paper's lambda, 1/N included: a number, a mapping by group name ("lambda sep."),
             ``"aic"`` (1/N) or ``"bic"`` (ln N / 2N), which need ``examples``; or a schedule, a
             function from the number of ``step()`` calls so far to a number or mapping.
-        cost: what |g| is; ``"group_size"`` is the number of weights that a gate of a named site
-            multiplies, as in the paper, and of units that were found all parameters that go.
+        cost: the meaning of |g|. ``"group_size"`` is the number of weights that a gate of a named
+            site multiplies, as in the paper, and of traced units all parameters that go with one.
         weight_decay: coefficient of the expected L2 norm of the gated weights (eq. 17).
         prior: p(z), a ``Rectified`` for all gates; the result is then the bound of appendix A.
         examples: N, the number of training examples.
-        decay_moves_gates: False keeps the L2 term from pushing gates shut: only weights feel it.
+        decay_moves_gates: False keeps the L2 term from closing gates: only weights have its
+            gradient.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -56,7 +57,7 @@ class L0Penalty:
     def __init__(
         self,
         gated: GatedModel,
-        lam: Lam | Schedule,
+        lam: Lam | LamSchedule,
         *,
         cost: str = "group_size",
         weight_decay: float = 0.0,
@@ -96,7 +97,7 @@ class L0Penalty:
             gated.decay.penalties.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy carries the decay of the model that was copied with it."""
+        """Register a copy with the model that was copied with it."""
         self.__dict__.update(state)
         if self.weight_decay:
             self.gated.decay.penalties.add(self)
@@ -126,7 +127,7 @@ class L0Penalty:
         return total
 
     def step(self) -> None:
-        """Advance the schedule of lambda; nothing to do for a constant one."""
+        """Advance the schedule of lambda. A constant lambda needs no steps."""
         self.steps += 1
         self._update()
 
@@ -137,7 +138,7 @@ class L0Penalty:
         return {group.name: lam for group, lam in zip(self.gated.groups, values, strict=True)}
 
     def state_dict(self) -> dict[str, int]:
-        """What a resumed run needs: the place in the schedule."""
+        """What a resumed run needs: the position in the schedule."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,7 +151,7 @@ class L0Penalty:
         return torch.cat([group.squared_norms(self.gated.model) for group in self.gated.groups])
 
     def _squares_without_gates(self) -> Tensor | float:
-        """Of what has no gate in parameters whose decay is carried here."""
+        """Of weights without a gate, in parameters that have gates."""
         squares: Tensor | float = 0.0
         for name, indices in self._free.items():
             part = ungated(self.gated.model, name)
@@ -162,7 +163,7 @@ class L0Penalty:
     def _update(self) -> None:
         """Write lam * |g| of every gate, in place: a captured CUDA graph reads it there.
 
-        |g| is that of the dense model, whatever was removed meanwhile.
+        |g| stays that of the dense model when ``shrink`` removes units.
         """
         now = self.lam
         for name, lam in now.items():
@@ -220,8 +221,8 @@ def _refuse_no_count(examples: object) -> None:
         raise ArgumentError(f"examples={examples!r} must be a whole number, 1 or more")
 
 
-def _as_schedule(lam: Lam | Schedule, examples: int | None) -> Schedule:
-    """Every kind of lambda as a function of the number of steps."""
+def _as_schedule(lam: Lam | LamSchedule, examples: int | None) -> LamSchedule:
+    """Any kind of lambda as a function of the number of steps."""
     if isinstance(lam, str):
         if lam not in ("aic", "bic"):
             raise ArgumentError(
