@@ -61,7 +61,7 @@ def compact(
         min_units: how many units each group keeps at least, the likeliest ones. 0 lets the inside
             of a residual branch go.
         kept_inputs_only: you select the features that a gated input layer keeps: the small model
-            takes ``x.flatten(1)[:, kept]``, with ``kept`` from ``CompactionPlan.of(small).kept_inputs``.
+            takes ``x.flatten(1)[:, kept]``. ``CompactionPlan.of(small).kept_inputs`` has ``kept``.
             Otherwise the layer selects them.
         budget: keep its limits, and close nothing that would still fit. A budget by importance
             closes the units that matter least for their cost. Under learned gates the least certain
