@@ -125,7 +125,7 @@ def compact(
             mask = project(gated, round_to=round_to, batches=batches, loss=loss)
         else:
             mask = Projection(gated, gated.gates.readout().detach(), min_units)
-        small = compacted(mask.gated, mask.values, form=form, min_units=mask.min_units)
+        small = cut_and_verify(mask.gated, mask.values, form=form, min_units=mask.min_units)
     return let_caller_select(small, gated.example) if kept_inputs_only else small
 
 
@@ -149,7 +149,7 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
         )
 
 
-def compacted(
+def cut_and_verify(
     gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
 ) -> nn.Module:
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
