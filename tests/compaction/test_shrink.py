@@ -352,7 +352,7 @@ def test_nothing_is_cut_before_it_pays() -> None:
     assert not report
     assert 0 < report.saved < 0.2
     assert str(report) == (
-        f"nothing removed: 1 units have stayed shut, {report.saved:.1%} of the MACs, "
+        f"nothing removed: 1 units have stayed closed, {report.saved:.1%} of the MACs, "
         "and 20% would pay"
     )
     torch.testing.assert_close(gated.model.state_dict(), before, rtol=0, atol=0)

@@ -19,7 +19,7 @@ from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.importance.batches import Loss
-from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, Projection, Projects, project
+from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
 
 Form = Literal["auto", "module", "graph"]
 
@@ -33,7 +33,7 @@ def compact(
     form: Form = "auto",
     min_units: int = 1,
     kept_inputs_only: bool = False,
-    budget: Projects | None = None,
+    budget: MaskSource | None = None,
     round_to: int = 1,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
@@ -109,7 +109,7 @@ def compact(
             "batches and loss belong together: with both, units are closed by their importance; "
             "with neither, by their gates"
         )
-    if budget is not None and not isinstance(budget, Projects):
+    if budget is not None and not isinstance(budget, MaskSource):
         raise ArgumentError(NOT_OF_THIS_MODEL)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
@@ -179,7 +179,7 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
         )
     if not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
-            "no gate is open: the network has collapsed, and what is left was never trained alone",
+            "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,
             stacklevel=3,
         )

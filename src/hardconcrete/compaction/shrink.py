@@ -65,9 +65,9 @@ class Shrink:
         if not self.done:
             words = f"{self.saved:.1%} of the MACs, and {self.pays:.0%} would pay"
             if self.saved >= self.pays:
-                words = "and a layer would be left with nothing: the network is collapsing"
+                words = "and a layer would lose all units: the network is collapsing"
             units = sum(a - b for a, b in changed.values())
-            return f"nothing removed: {units:,} units have stayed shut, {words}"
+            return f"nothing removed: {units:,} units have stayed closed, {words}"
         lines = [f"from {before / dense:.1%} to {after / dense:.1%} of the dense MACs"]
         return "\n".join([*lines, *(f"{name}: {a} to {b}" for name, (a, b) in changed.items())])
 
