@@ -303,11 +303,11 @@ def test_a_collapse_far_below_a_budget_is_said() -> None:
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
     budget = hc.Budget(gated, macs=0.5, by="gates")
     gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) < 10, 5.0, -5.0))
-    words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and has shut 2 "
+    words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and closed 2 "
     with pytest.warns(hc.HardConcreteWarning, match=words):
         hc.compact(gated, budget=budget)
     both = hc.Budget(gated, units={"0": 10, "2": 10}, by="gates")  # the other one is met
-    with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* shut 2 "):
+    with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* closed 2 "):
         hc.compact(gated, budget=both)
     gated.gates.log_alpha.data[20] = 5.0  # as small, and nothing has collapsed
     hc.compact(gated, budget=budget)

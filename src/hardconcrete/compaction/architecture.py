@@ -46,7 +46,8 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             )
     if plan.modules not in ("", classes_of(model)):
         raise CompactionError(
-            "the plan is for another architecture: modules here are of other classes than its own"
+            "the plan is for another architecture: modules here are of other classes than in the "
+            "plan"
         )
     paths = dict(model.named_modules(remove_duplicate=False)).keys()
     for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):

@@ -19,7 +19,7 @@ from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.importance.batches import Loss
-from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, Projection, Projects, project
+from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
 
 Form = Literal["auto", "module", "graph"]
 
@@ -33,7 +33,7 @@ def compact(
     form: Form = "auto",
     min_units: int = 1,
     kept_inputs_only: bool = False,
-    budget: Projects | None = None,
+    budget: MaskSource | None = None,
     round_to: int = 1,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
@@ -61,7 +61,7 @@ def compact(
         min_units: how many units each group keeps at least, the likeliest ones. 0 lets the inside
             of a residual branch go.
         kept_inputs_only: you select the features that a gated input layer keeps: the small model
-            takes ``x.flatten(1)[:, kept]``, with ``kept`` from ``CompactionPlan.of(small).kept_inputs``.
+            takes ``x.flatten(1)[:, kept]``. ``CompactionPlan.of(small).kept_inputs`` has ``kept``.
             Otherwise the layer selects them.
         budget: keep its limits, and close nothing that would still fit. A budget by importance
             closes the units that matter least for their cost. Under learned gates the least certain
@@ -109,7 +109,7 @@ def compact(
             "batches and loss belong together: with both, units are closed by their importance; "
             "with neither, by their gates"
         )
-    if budget is not None and not isinstance(budget, Projects):
+    if budget is not None and not isinstance(budget, MaskSource):
         raise ArgumentError(NOT_OF_THIS_MODEL)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
@@ -125,7 +125,7 @@ def compact(
             mask = project(gated, round_to=round_to, batches=batches, loss=loss)
         else:
             mask = Projection(gated, gated.gates.readout().detach(), min_units)
-        small = compacted(mask.gated, mask.values, form=form, min_units=mask.min_units)
+        small = cut_and_verify(mask.gated, mask.values, form=form, min_units=mask.min_units)
     return let_caller_select(small, gated.example) if kept_inputs_only else small
 
 
@@ -149,7 +149,7 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
         )
 
 
-def compacted(
+def cut_and_verify(
     gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
 ) -> nn.Module:
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
@@ -180,7 +180,7 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
             )
     if not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
-            "no gate is open: the network has collapsed, and what is left was never trained alone",
+            "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""A mask of your own: which units of each group stay."""
+"""Masks that you bring: which units of each group stay."""
 
 from collections.abc import Mapping
 from typing import Any

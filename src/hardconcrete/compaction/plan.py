@@ -127,7 +127,7 @@ class CompactionPlan:
 
     @classmethod
     def _from_content(cls, content: Any) -> "CompactionPlan":
-        kept_inputs = content.get("kept_inputs", content.get("given", {}))  # files of before
+        kept_inputs = content.get("kept_inputs", content.get("given", {}))  # the key in older files
         return cls(
             content["model"],
             {
@@ -184,7 +184,7 @@ class CompactionPlan:
         return not any(cut.tensor in whole for cut in first.cuts)
 
     def apply(self, model: nn.Module, example_inputs: Any = None, kwargs: Any = None) -> nn.Module:
-        """A small copy of a dense model of the same class, its own weights scaled and cut.
+        """A small copy of a dense model of the same class, with its weights scaled and cut.
 
         Args:
             model: a dense model, as its constructor makes it; it does not change.

@@ -23,7 +23,7 @@ MAX_ATTRIBUTES_IN_TURN = 12
 def size_guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[Attributes]:
     """What the integers of your modules may become, the likeliest guess first, each guess once.
 
-    There are at most 5 guesses for each attribute and 2 more.
+    There are at most 6 guesses for each attribute and 2 more.
     """
     tried: list[Attributes] = []
     for guess in _guesses(plan, model):
@@ -45,7 +45,10 @@ def _guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[Attributes]:
     units = {name: new for name, new in units.items() if sizes.get(name) != new}
     both = sizes | units
     in_turn = len(both) <= MAX_ATTRIBUTES_IN_TURN
-    if units and in_turn:
+    by_attribute = _by_attribute(units)
+    if len(by_attribute) <= MAX_ATTRIBUTES_IN_TURN:  # the fewest first: others may go unnoticed
+        yield from (sizes | alike for alike in by_attribute)
+    if in_turn:
         yield from (sizes | {name: new} for name, new in units.items())
     if units:
         yield both
@@ -57,6 +60,14 @@ def _guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[Attributes]:
 def _all_but_one(attributes: Attributes) -> Iterator[Attributes]:
     for name in attributes:
         yield {other: new for other, new in attributes.items() if other != name}
+
+
+def _by_attribute(attributes: Attributes) -> list[Attributes]:
+    """The attributes of one name in all modules together, such as every ``num_heads``."""
+    found: dict[str, Attributes] = {}
+    for name, new in attributes.items():
+        found.setdefault(name.rpartition(".")[2], {})[name] = new
+    return list(found.values())
 
 
 def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]) -> Attributes:

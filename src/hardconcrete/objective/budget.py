@@ -58,7 +58,7 @@ class Budget:
     Example:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)
-        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8))
+        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.randn(2, 8))
         >>> budget = hc.Budget(gated, macs=0.5, steps=100)
         >>> optimizer = torch.optim.Adam(gated.parameters(), lr=1e-2)
         >>> x = torch.randn(64, 8)

@@ -52,8 +52,8 @@ class Projection:
 
 
 @runtime_checkable
-class Projects(Protocol):
-    """What projects to a mask, as every ``Budget`` does."""
+class MaskSource(Protocol):
+    """Anything that gives a mask for a model, as every ``Budget`` does."""
 
     def project(
         self,
@@ -178,8 +178,8 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     alive = is_open[group.slice].any().item()
     rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
     for k, gates in enumerate(order.split(size)):
-        own = alive, chance[gates].mean().item(), openness[gates].mean().item(), -k
-        rank = tuple(map(min, own, rank))  # in this order, whatever the rounding
+        block = alive, chance[gates].mean().item(), openness[gates].mean().item(), -k
+        rank = tuple(map(min, block, rank))  # in this order, whatever the rounding
         blocks.append(Block(gates, rank, group.index, alike))
     return blocks
 
@@ -307,9 +307,9 @@ def warn_of_distance(gated: GatedModel, limits: Sequence[Constraint], advice: st
         if closed and nearest is not None and parts[nearest] < COLLAPSED_BELOW:
             costs_now = _costs_in_words(gated, limits[nearest], costs[nearest])
             warnings.warn(
-                f"the training ended far below its budget, {costs_now}, and has shut {group.name} "
-                "altogether: units come back now that the network has not been trained with. "
-                "Train longer, with steps=... of the budget, or with a larger one",
+                f"the training ended far below its budget, {costs_now}, and closed {group.name} "
+                "altogether: now units open that the network was not trained with. Train longer, "
+                "with steps=... of the budget, or with a larger budget",
                 HardConcreteWarning,
                 STACKLEVEL,
             )
@@ -318,7 +318,7 @@ def warn_of_distance(gated: GatedModel, limits: Sequence[Constraint], advice: st
         if part > 1 + BAND:
             warnings.warn(
                 f"the training ended above its budget, {_costs_in_words(gated, limit, cost)}: "
-                f"units are shut now that the network still uses. {advice}",
+                f"now units are closed that the network still uses. {advice}",
                 HardConcreteWarning,
                 STACKLEVEL,
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hardconcrete.compaction.compact import Form, compacted
+from hardconcrete.compaction.compact import Form, cut_and_verify
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.costs import LATENCY
@@ -99,7 +99,7 @@ def prune(
         else:
             cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
         bar.finish("verifying")
-        small = compacted(gated, student.gates, form=form)
+        small = cut_and_verify(gated, student.gates, form=form)
     warn_of_what_was_not_refitted(student)
     return small
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hardconcrete.compaction.compact import compacted
+from hardconcrete.compaction.compact import cut_and_verify
 from hardconcrete.cost import count
 from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
@@ -196,7 +196,7 @@ def _sizes(
         with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
             cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
             bar.finish("verifying")
-            sizes[fraction] = compacted(gated, student.gates)
+            sizes[fraction] = cut_and_verify(gated, student.gates)
     warn_of_what_was_not_refitted(student)
     return sizes
 
