@@ -104,7 +104,7 @@ class GateBank(nn.Module):
     @property
     def count(self) -> int:
         """The number of gates."""
-        return len(self._first)
+        return len(getattr(self, self.names[0]))
 
     @property
     def device(self) -> torch.device:
