@@ -253,7 +253,7 @@ def test_one_graph_that_draws_for_itself_asks_nothing() -> None:
     torch.compile(gated, backend=backend, fullgraph=True)(torch.ones(2, 6))
     with gated.draw():
         torch.compile(gated.model, backend=backend, fullgraph=True)(torch.ones(2, 6))
-    assert ["if_own" in code for code in graphs] == [False, True]
+    assert ["check_draw" in code for code in graphs] == [False, True]
 
 
 def test_gates_of_every_example_are_checked_too() -> None:

@@ -15,7 +15,7 @@ from hardconcrete.gating.checkpointing import (
     loses_gradients,
     refuse_reentrant,
 )
-from hardconcrete.gating.compilation import if_own, in_graph
+from hardconcrete.gating.compilation import check_draw, in_graph
 from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
 from hardconcrete.sparsifiers.hard_concrete import MakeRectified
 
@@ -104,7 +104,7 @@ class GateBank(nn.Module):
     @property
     def count(self) -> int:
         """The number of gates."""
-        return len(getattr(self, self.names[0]))
+        return len(self._first)
 
     @property
     def device(self) -> torch.device:
@@ -241,20 +241,20 @@ class GateBank(nn.Module):
                 "compiled with them.)"
             )
         if compiling:
-            return drawn if outside is None else self._if_own(drawn, outside)
+            return drawn if outside is None else self._checked_draw(drawn, outside)
         if loses_gradients(drawn[0]):
             refuse_reentrant()
         if self.draws.recorded_thread != get_ident():
             self.draws.record_again()
         return drawn
 
-    def _if_own(self, values: Values, drawn: Tensor) -> Values:
+    def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
         """A draw that compiled code did not make itself, by group; ``drawn`` is the same whole."""
         exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
-        one = if_own(drawn.detach(), self.draws.number, self.frozen, lost)
+        one = check_draw(drawn.detach(), self.draws.number, self.frozen, lost)
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

@@ -25,7 +25,7 @@ _MARKED = "unsafe_marked_cacheable_functions"
 
 _LIBRARY = torch.library.Library("hardconcrete", "FRAGMENT")
 _LIBRARY.define(
-    "if_own(Tensor z, int draws, bool frozen, bool lost) -> Tensor",
+    "check_draw(Tensor z, int draws, bool frozen, bool lost) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe),  # a replay would not ask
 )
 
@@ -68,7 +68,7 @@ def _digest(package: Path) -> str:
 _SOURCE = _digest(Path(__file__).parents[1])  # now, before it changes
 
 
-def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
+def check_draw(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     """1 where z is the draw that the running code has to see; else refuse.
 
     Args:
@@ -77,12 +77,12 @@ def if_own(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
         frozen: whether the gates are frozen.
         lost: whether a reentrant checkpoint would lose the gradients of z here.
     """
-    one: Tensor = torch.ops.hardconcrete.if_own(z, draws, frozen, lost)
+    one: Tensor = torch.ops.hardconcrete.check_draw(z, draws, frozen, lost)
     return one
 
 
-@torch.library.impl(_LIBRARY, "if_own", "CompositeExplicitAutograd")
-def _checked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
+@torch.library.impl(_LIBRARY, "check_draw", "CompositeExplicitAutograd")
+def _check_draw(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     if lost:
         refuse_reentrant()
     if draws in Draws.numbered:  # else the model is gone, and holds nothing
@@ -90,6 +90,6 @@ def _checked(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     return z.new_ones(())
 
 
-@torch.library.register_fake("hardconcrete::if_own", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+@torch.library.register_fake("hardconcrete::check_draw", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _shaped(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:  # noqa: ARG001
     return z.new_empty(())

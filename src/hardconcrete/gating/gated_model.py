@@ -217,11 +217,11 @@ class GatedModel(nn.Module):
 
     def _refuse_others(self, saved: list[list[str]]) -> None:
         """Refuse a state whose gates belong to other units."""
-        for own, other in zip(targets(self.model, self.groups), saved, strict=False):
-            if own != other:
+        for here, other in zip(targets(self.model, self.groups), saved, strict=False):
+            if here != other:
                 raise ArgumentError(
                     f"the gates of {', '.join(other)} in this state would become those of "
-                    f"{', '.join(own)}: attach gates to the same sites in the same order, or load "
+                    f"{', '.join(here)}: attach gates to the same sites in the same order, or load "
                     "{**state}, which does not say whose they are"
                 )
 
@@ -239,7 +239,7 @@ class GatedModel(nn.Module):
 
     def units_left(self) -> tuple[int, ...]:
         """How many gates of each group are open by the readout, as the paper counts them."""
-        return tuple(int(own.sum()) for own in self.by_group(self.gates.is_open()).values())
+        return tuple(int(is_open.sum()) for is_open in self.by_group(self.gates.is_open()).values())
 
     def look_at(self, plain: nn.Module) -> LabelledGraph:
         """The labelled graph of the model without gates; traced again only when it has changed."""

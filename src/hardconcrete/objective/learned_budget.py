@@ -138,22 +138,22 @@ class LearnedBudget(Budget, by="gates"):
         self._keep_up()
         self._steps.add_(steps)
         is_open = self._open()
-        delivered, own = self._costs_in_bands(is_open)
+        delivered, unit_costs = self._costs_in_bands(is_open)
         error, late = self._error(delivered), self._progress() == 1
         above = error.clamp(min=0).maximum(BAND * (late & (error > 0)))
         above = above * torch.where(self._fall(is_open, steps), GAIN_FACTOR_WHILE_FALLING, 1.0)
         change = above + (error + BAND).clamp(max=0) * ~late
         self._log_scale.add_(steps * self._gain * change).clamp_(-20.0, 20.0)
-        self._set_prices(is_open, error, own)
+        self._set_prices(is_open, error, unit_costs)
 
     def _fall(self, is_open: Tensor, steps: int) -> Tensor:
         """Whether enough open gates that a limit concerns fall fast enough to arrive."""
-        location, own = self.gated.gates.location.detach(), is_open * self.concerned
+        location, counted = self.gated.gates.location.detach(), is_open * self.concerned
         fast = (
             location - self._past < -FALL_PER_WARMUP * max(steps, FALL_MEMORY_STEPS) / self.warmup
         )
         self._past.lerp_(location, 1 - (1 - 1 / FALL_MEMORY_STEPS) ** steps)
-        return (own * fast).sum(1) > FALLING_FRACTION * own.sum(1)
+        return (counted * fast).sum(1) > FALLING_FRACTION * counted.sum(1)
 
     @property
     def steps_to_come(self) -> int:
@@ -175,8 +175,8 @@ class LearnedBudget(Budget, by="gates"):
         """Continue where ``state_dict`` was taken. Load the model first: prices follow gates."""
         self._keep_up()
         for name in STATE:
-            own = getattr(self, f"_{name}")
-            if getattr(state.get(name), "shape", None) != own.shape:
+            present = getattr(self, f"_{name}")
+            if getattr(state.get(name), "shape", None) != present.shape:
                 raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
         if not torch.equal(state["terms"].to(self._terms), self._terms):
             raise ArgumentError(
@@ -207,8 +207,8 @@ class LearnedBudget(Budget, by="gates"):
         if self._price.shape[1] != self.gated.gates.count:
             self._resize()
         is_open = self._open()
-        delivered, own = self._costs_in_bands(is_open)
-        self._set_prices(is_open, self._error(delivered), own)
+        delivered, unit_costs = self._costs_in_bands(is_open)
+        self._set_prices(is_open, self._error(delivered), unit_costs)
 
     def _resize(self) -> None:
         """Make tensors for the present number of gates."""
@@ -220,15 +220,15 @@ class LearnedBudget(Budget, by="gates"):
         self._price = torch.zeros_like(self.concerned, dtype=location.dtype)
         self._past = location.detach().clone()
 
-    def _set_prices(self, is_open: Tensor, error: Tensor, own: Tensor) -> None:
+    def _set_prices(self, is_open: Tensor, error: Tensor, unit_costs: Tensor) -> None:
         """Write the price of every gate, in place: a captured CUDA graph reads it there."""
         error = error[:, None]
         side = (1 - 2 * is_open).to(self._price.dtype)
-        own = own * (self._progress() == 1)
-        saves = self.concerned & (is_open * own > MIN_SAVING_IN_BANDS)
-        least = own.where(saves, torch.inf).amin(1, keepdim=True)
-        larger = (own - least).clamp(min=0)  # than the cheapest open one
-        room = own.maximum(2 * own - 2)  # that a unit needs to come back
+        unit_costs = unit_costs * (self._progress() == 1)
+        saves = self.concerned & (is_open * unit_costs > MIN_SAVING_IN_BANDS)
+        least = unit_costs.where(saves, torch.inf).amin(1, keepdim=True)
+        larger = (unit_costs - least).clamp(min=0)  # than the cheapest open one
+        room = unit_costs.maximum(2 * unit_costs - 2)  # that a unit needs to come back
         apart = torch.where(is_open > 0, -larger, room)
         push = (2 * error / BAND + 1 + apart).clamp(-MAX_PUSH, MAX_PUSH) + side
         worst = torch.where(self.concerned, error, -torch.inf).argmax(0)
@@ -261,8 +261,8 @@ class LearnedBudget(Budget, by="gates"):
             return [limit.expected(self.gated, gates, costs) for limit in self.constraints], costs
 
         slopes, costs = _slopes(means, is_open, len(self.constraints))
-        own = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
-        return torch.stack(own), slopes
+        present = [limit.delivered(self.gated, is_open, costs) for limit in self.constraints]
+        return torch.stack(present), slopes
 
 
 STATE = ("start", "log_scale", "steps", "past", "terms")
@@ -287,13 +287,13 @@ def _slopes(
             numbers, more = function(at)
             return numbers[k], more
 
-        found = [torch.func.grad(one, has_aux=True)(at, k) for k in range(many)]
-        return torch.stack([slope for slope, _ in found]), found[0][1]
+        results = [torch.func.grad(one, has_aux=True)(at, k) for k in range(many)]
+        return torch.stack([slope for slope, _ in results]), results[0][1]
     with torch.enable_grad():
         at = at.detach().requires_grad_()
         numbers, more = function(at)
         how: Any = {"retain_graph": True, "materialize_grads": True}
-        slopes = [torch.autograd.grad(own, at, **how)[0] for own in numbers]
+        slopes = [torch.autograd.grad(number, at, **how)[0] for number in numbers]
     return torch.stack(slopes), more.detach()
 
 
