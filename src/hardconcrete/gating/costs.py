@@ -109,15 +109,15 @@ class GatedCosts:
             return self.latency.expected(probability)
         return self.ledger.mean(probability)[_index(cost)]
 
-    @torch.no_grad()
     def delivered(self, cost: str) -> Tensor:
         """The cost of the compacted model; see ``GatedModel.delivered``."""
-        is_open = self._gated.gates.is_open()
-        if cost == GROUP_SIZE:
-            return (is_open * self._group_sizes()).sum()
-        if cost == LATENCY:
-            return self.latency.delivered(is_open)
-        return self.ledger.cost(is_open)[_index(cost)]
+        with torch.no_grad():  # as a decorator, compiled code could not call it
+            is_open = self._gated.gates.is_open()
+            if cost == GROUP_SIZE:
+                return (is_open * self._group_sizes()).sum()
+            if cost == LATENCY:
+                return self.latency.delivered(is_open)
+            return self.ledger.cost(is_open)[_index(cost)]
 
     def __str__(self) -> str:
         try:
