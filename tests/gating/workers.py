@@ -93,11 +93,14 @@ def fully_sharded_step(rank: int, folder: Path) -> None:
             fully_shard(gated.model.fc1, **settings)
             fully_shard(gated, **settings)
         optimizer = torch.optim.SGD(gated.parameters(), lr=0.1)
+        outputs = [gated.eval()(examples(0))]
+        gated.train()
         for _ in range(2):
             optimizer.zero_grad()
             loss_of_rank(gated, penalty, rank).backward()
             optimizer.step()
+        outputs.append(gated.eval()(examples(0)))
         state = get_model_state_dict(gated, options=StateDictOptions(full_state_dict=True))
-        answers.append(dict(state))
+        answers.append({**state, "outputs": torch.stack(outputs).detach()})
     torch.save(answers, folder / "rank0.pt")
     dist.destroy_process_group()

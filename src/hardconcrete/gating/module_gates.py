@@ -76,9 +76,13 @@ class ModuleGates:
     outer: tuple[Multiplier, ...] = ()
 
     def read(self, module: nn.Module, name: str) -> Tensor:
-        """A parameter, times its gates; in training, outside of all calls, the parameter itself."""
+        """A parameter, times its gates; in training, outside of all calls, the parameter itself.
+
+        In evaluation a sharded parameter is read raw there, too: sharding looks at it before calls.
+        """
         value: Any = module._parameters[name]
-        if self.bank.held is None and module.training and self._is_outside_calls(module):
+        raw = module.training or hasattr(value, "device_mesh")
+        if self.bank.held is None and raw and self._is_outside_calls(module):
             return value  # type: ignore[no-any-return]
         values = self.values(module, name)
         for multiplier in self.multipliers:
