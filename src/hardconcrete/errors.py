@@ -123,7 +123,7 @@ class DataError(HardConcreteError):
     Example:
         >>> from pathlib import Path
         >>> from hardconcrete.errors import DataError
-        >>> from hardconcrete.paper.datasets import load_mnist
+        >>> from hardconcrete.demo.data import load_mnist
         >>> try:
         ...     load_mnist("train", Path("nowhere"))
         ... except DataError as error:

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.death import Graveyard
-from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.trace import trace
 from hardconcrete.structure.walk import walk
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Joined, dense, gap
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]

@@ -9,9 +9,9 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.projection import projected
-from hardconcrete.cost.expected import KINDS
+from hardconcrete.cost import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.paper.models import LeNet5, WideResNet
+from hardconcrete_paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense
 from tests.exactness import apart, at_random, outputs
 from tests.zoo import GATED, Entry, gated_network

@@ -14,7 +14,7 @@ import hardconcrete as hc
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.count import readable_bytes
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 
 
 class Does(nn.Module):

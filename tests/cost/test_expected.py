@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.expected import KINDS, _either
+from hardconcrete.cost import KINDS, _either
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import dense
 from tests.exactness import at_random
 from tests.zoo import GATED, Entry, gated_network

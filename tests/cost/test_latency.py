@@ -14,7 +14,7 @@ from hardconcrete.cost import clock, latency
 from hardconcrete.cost.clock import FORWARD, MODULE_CALL, Grid, cache_file, kept
 from hardconcrete.cost.latency import Surface, _forward, _surface
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.models import LeNet5, ResNet
+from hardconcrete_paper.models import LeNet5, ResNet
 from tests.cost import sizes
 from tests.zoo import GATED, Entry, gated_network
 

@@ -10,7 +10,7 @@ import hardconcrete as hc
 from hardconcrete.cost.ledger import Writer
 from hardconcrete.cost.operations import Operation, Spec, Width, operations
 from hardconcrete.gating.accounting import gate_places
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 
 aten = torch.ops.aten
 

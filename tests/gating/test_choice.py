@@ -5,7 +5,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.choice import Patterns
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.gating.networks import Net
 from tests.gating.oracles import unchanged
 

@@ -3,10 +3,11 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.groups import Group, in_bank, per_group, site_groups
 from hardconcrete.gating.site import named_sites
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 
 
 def groups_of(model: nn.Module, *sites: hc.Site | str) -> tuple[Group, ...]:

@@ -5,6 +5,7 @@ import math
 import threading
 import traceback
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.importance import refit as module
 from hardconcrete.importance.refit import Refit, refit
 from tests.importance.networks import KINDS, Kind, Residual, call, varied
 from tests.zoo import ZOO
 from tests.zoo.entry import Entry
+
+module = import_module("hardconcrete.importance.refit")  # the package has a function of that name
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.objective.guards import Reach
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 
 
 class WideLayers(nn.Module):

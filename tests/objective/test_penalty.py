@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal, Uniform
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.distributions.oracles import assert_average, divergence
 from tests.gating.networks import Temperature
 from tests.gating.oracles import gradients, multiplied, spread

@@ -7,10 +7,10 @@ from hardconcrete.report.importing import example_input, import_model
 
 
 def test_a_class_a_function_or_a_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(import_model("hardconcrete.paper.models:MLP"), nn.Module)
+    assert isinstance(import_model("hardconcrete.demo:MLP"), nn.Module)
     made = nn.Linear(2, 3)
-    monkeypatch.setattr("hardconcrete.paper.models.ready", made, raising=False)
-    assert import_model("hardconcrete.paper.models:ready") is made
+    monkeypatch.setattr("hardconcrete.demo.ready", made, raising=False)
+    assert import_model("hardconcrete.demo:ready") is made
 
 
 def test_inputs_have_shapes_and_types() -> None:

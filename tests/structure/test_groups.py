@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.paper.models import LeNet5
 from hardconcrete.structure.groups import UnitGroup, producer
+from hardconcrete_paper.models import LeNet5
 from tests.structure.operators.contract import Network, parameter
 
 

@@ -1,6 +1,7 @@
 """Gates on a model: where they sit, what they multiply, and the calls that put them on and off."""
 
 from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
+from hardconcrete.gating.compiled import cacheable
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group
 from hardconcrete.gating.optimization import parameter_groups
@@ -11,6 +12,7 @@ __all__ = [
     "Group",
     "Site",
     "attach_gates",
+    "cacheable",
     "parameter_groups",
     "plain_copy",
     "remove_gates",

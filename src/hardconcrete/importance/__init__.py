@@ -18,9 +18,10 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.importance.batches import Loss
+from hardconcrete.importance.refit import refit
 from hardconcrete.importance.score import EXAMPLES, Importance, importance
 
-__all__ = ["Importance", "importance"]
+__all__ = ["Importance", "importance", "refit"]
 
 
 class _CallableModule(ModuleType):

@@ -16,7 +16,7 @@ from hardconcrete.importance.select import select_units
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.descent import Descent
 
-START, END = 0.05, 0.4
+DESCENT_START, DESCENT_END = 0.05, 0.4
 """The parts of the training between which the target comes down."""
 
 DEFAULT_STEPS = 2500
@@ -66,7 +66,8 @@ class ImportanceBudget(Budget, by="importance"):
                 f"steps={steps} is too short: a budget needs {LEAST_STEPS} steps at least. "
                 "hc.prune makes a trained model smaller without training"
             )
-        self._length, self._first, self._last = steps, round(START * steps), round(END * steps)
+        self._length = steps
+        self._first, self._last = round(DESCENT_START * steps), round(DESCENT_END * steps)
         self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING else 1)
         span = self._last - self._first
         self._every = max(min(STEPS_BETWEEN_CUTS, span // 4), -(-span // MAX_CUTS), 1)

@@ -14,8 +14,8 @@ def import_model(name: str) -> nn.Module:
     """The model that a factory makes, from ``package.module:factory``.
 
     Example:
-        >>> type(import_model("hardconcrete.paper.models:LeNet5")).__name__
-        'LeNet5'
+        >>> type(import_model("hardconcrete.demo:MLP")).__name__
+        'MLP'
     """
     path, colon, attribute = name.partition(":")
     if not colon or not path or not attribute:

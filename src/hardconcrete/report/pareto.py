@@ -27,7 +27,7 @@ from hardconcrete.objective.constraint import constraints
 from hardconcrete.objective.descent import Descent
 from hardconcrete.pruning.progress import PruningProgress
 from hardconcrete.pruning.prune import Wanted, prepared
-from hardconcrete.report.plots import BLUE, VERMILION, save
+from hardconcrete.report.plots import BLUE, VERMILION, save_figure
 from hardconcrete.structure.undisturbed import random_state_kept
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Pareto:
                 axes.set(xlabel=name, xscale="log")
             panels[0].set_ylabel("error")
 
-        return save(draw, Path(out), "pareto", (4.5 * len(columns), 3.4))
+        return save_figure(draw, Path(out), "pareto", (4.5 * len(columns), 3.4))
 
 
 def pareto(

@@ -1,6 +1,7 @@
 """Pictures of gates and of their training, as SVG and PNG."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn figure: its files, and the numbers that a reader can check in it."""
+
+    files: tuple[Path, ...]
+    facts: dict[str, float]
+
+
+def save_figure(
     draw: Callable[["Figure"], None], out: Path, name: str, size: tuple[float, float]
 ) -> tuple[Path, Path]:
     """Draw without a screen and write both formats, byte for byte the same each time.
@@ -36,7 +45,7 @@ def save(
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> [file.name for file in save(lambda figure: figure.text(0, 0, "x"), folder, "a", (1, 1))]
+        >>> [file.name for file in save_figure(lambda f: f.text(0, 0, "x"), folder, "a", (1, 1))]
         ['a.svg', 'a.png']
     """
     check_plotting(out)
@@ -80,7 +89,7 @@ def kept_inputs(values: Tensor, shape: tuple[int, int], out: Path) -> tuple[Path
         axes.set(xticks=[], yticks=[])
         figure.colorbar(image, label="value of the gate", shrink=0.8)
 
-    return save(draw, out, "pixels", (5, 4.2))
+    return save_figure(draw, out, "pixels", (5, 4.2))
 
 
 def gate_histograms(probabilities: Mapping[str, Tensor], out: Path) -> tuple[Path, Path]:
@@ -100,7 +109,7 @@ def gate_histograms(probabilities: Mapping[str, Tensor], out: Path) -> tuple[Pat
             axes.set(xlabel="probability of being open", title=f"{name} ({len(values)} gates)")
         panels[0].set_ylabel("gates")
 
-    return save(draw, out, "gates", (3.6 * len(probabilities), 3.2))
+    return save_figure(draw, out, "gates", (3.6 * len(probabilities), 3.2))
 
 
 def importance_curves(values: Mapping[str, Tensor], out: Path) -> tuple[Path, Path]:
@@ -124,7 +133,7 @@ def importance_curves(values: Mapping[str, Tensor], out: Path) -> tuple[Path, Pa
         if len(values) <= MAX_LEGEND_ENTRIES:
             axes.legend(fontsize=6)
 
-    return save(draw, out, "importance", (6, 4))
+    return save_figure(draw, out, "importance", (6, 4))
 
 
 LEAST_DRAWN = 1e-8
@@ -154,4 +163,4 @@ def units_over_time(history: Mapping[str, Sequence[int]], out: Path) -> tuple[Pa
         axes.set_title("Units that the network still uses")
         axes.legend(loc="best")
 
-    return save(draw, out, "units", (6, 4))
+    return save_figure(draw, out, "units", (6, 4))

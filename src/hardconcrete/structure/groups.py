@@ -53,7 +53,7 @@ class UnitGroup:
 
     Example:
         >>> import torch, hardconcrete as hc
-        >>> from hardconcrete.paper.models import LeNet5
+        >>> from hardconcrete_paper.models import LeNet5
         >>> conv2 = hc.find_groups(LeNet5(), torch.zeros(2, 1, 28, 28))["conv2"]
         >>> conv2.kind, conv2.units, conv2.parameters   # 20 * 25 + 1, and 16 columns of fc1
         ('feature map', 50, 8501)
@@ -175,7 +175,7 @@ def find_groups(
 
     Example:
         >>> import torch, hardconcrete as hc
-        >>> from hardconcrete.paper.models import LeNet5
+        >>> from hardconcrete_paper.models import LeNet5
         >>> [(g.name, g.units) for g in hc.find_groups(LeNet5(), torch.zeros(2, 1, 28, 28))]
         [('conv1', 20), ('conv2', 50), ('fc1', 500)]
     """
