@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hardconcrete.cost import clock
+from hardconcrete.cost.latency import clock
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

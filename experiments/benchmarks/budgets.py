@@ -4,7 +4,7 @@ An MLP and LeNet-5 on MNIST, ResNet-20 on CIFAR-10 (multiply-adds), and a charac
 transformer (width of its feed-forward layers), at half, a quarter and a tenth. Then each is
 compacted, never above its budget, and tested. The dense networks are trained alike.
 
-    python benchmarks/budgets.py [--only mlp lenet5] [--budgets 0.5] [--out results/budgets.json]
+    python experiments/benchmarks/budgets.py [--only mlp lenet5] [--budgets 0.5] [--out FILE]
 
 A record that is there is added to: what is trained again replaces its former run.
 """

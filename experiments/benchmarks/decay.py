@@ -7,8 +7,8 @@ per network to a file, so that several calls can share it, and means over seeds 
 it. On an H200 a coefficient takes one and a half minutes for eight LeNet-5, half a minute for four
 MLPs.
 
-    python benchmarks/decay.py lenet5 --lam 10 0.5 0.1 10 --decay 0 1e-4 5e-4 [--still-gates]
-    python benchmarks/decay.py --out results/decay/control.jsonl       # the table alone
+    python experiments/benchmarks/decay.py lenet5 --lam 10 0.5 0.1 10 --decay 0 1e-4 5e-4
+    python experiments/benchmarks/decay.py --out results/decay/control.jsonl  # the table alone
 """
 
 import argparse

@@ -1,10 +1,9 @@
 """What measuring importance costs: a training step under a budget against a dense one.
 
 The same network, optimizer and batch; steps of both are timed in turn, eager and compiled. The
-budget is in its first phase, in which it measures in every fourth step. The time of one cut, when
-units are chosen and closed, is recorded beside it: there are at most 100 in a training.
+budget is in its first phase, in which it measures in every fourth step.
 
-    python benchmarks/importance_step.py [--network wrn-28-10] [--out results/importance_step.json]
+    python experiments/benchmarks/importance_step.py [--network wrn-28-10] [--out FILE]
 """
 
 import argparse
@@ -95,11 +94,6 @@ def main() -> None:
         found = timed(steps, wait, a)
         ratio = round(found["budget"] / found["dense"], 4)
         record["compiled" if compiled else "eager"] = {**found, "ratio": ratio}
-        if compiled:
-            continue
-        start = time.perf_counter()
-        budget._chosen(torch.ones_like(gated.gates.log_alpha), 0.02)  # type: ignore[attr-defined]
-        record["one cut, ms"] = round(1000 * (time.perf_counter() - start), 1)
     print(json.dumps(record, indent=2))
     if a.out:
         a.out.write_text(json.dumps(record, indent=2) + "\n")

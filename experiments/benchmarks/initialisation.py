@@ -3,7 +3,7 @@
 Trains both LeNet-5 rows of table 1 from three initialisations, four seeds each, and tests them on
 5,000 held-out training images; the test set stays closed. About 9 minutes on an H200.
 
-    python benchmarks/initialisation.py [--data DIR] [--out results/initialisation.json]
+    python experiments/benchmarks/initialisation.py [--data DIR] [--out FILE]
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Gates leave 9-18-65-25 of 20-50-800-500 units, as in the last row of table 1; the compacted network
 is timed against the dense one, each in its best memory layout. With --small it is a trained one.
 
-    python benchmarks/latency.py [--small FILE] [--out results/latency.json]
+    python experiments/benchmarks/latency.py [--small FILE] [--out FILE]
 """
 
 import argparse

@@ -11,7 +11,7 @@ The GNU C library gives memory back to the system after some forwards and not af
 then every page of it costs again. That is turned off, for no table can foresee it.
 
     MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000 \
-    python benchmarks/latency_prediction.py [--threads 2] [--out results/latency_prediction.json]
+    python experiments/benchmarks/latency_prediction.py [--threads 2] [--out FILE]
 """
 
 import argparse

@@ -4,7 +4,7 @@ ResNet-14 on CIFAR-10 at 16 x 16 pixels, tested on held-out training images: den
 times the root of the budget, which is about the budget in multiply-adds; and under the budget, from
 two initial drop rates. All are trained alike. A few minutes for each on two CPU cores.
 
-    python -m benchmarks.narrow [--budgets 0.5 0.25 0.1] [--droprates 0.1 0.5] [--out FILE]
+    PYTHONPATH=experiments python experiments/benchmarks/narrow.py [--budgets 0.5] [--out FILE]
 """
 
 import argparse

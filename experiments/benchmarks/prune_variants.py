@@ -3,11 +3,10 @@
 - ``base``: six stages, 2,048 images in batches of 128.
 - ``st12``: twelve stages.
 - ``more``: 8,192 images, and four times the rows in each regression.
-- ``ablate``: a unit's importance is the exact increase of the loss of 1,024 images when it goes.
 
-    python benchmarks/prune_variants.py --work DIR --data DIR --out results/prune_variants.jsonl
+    python experiments/benchmarks/prune_variants.py --work DIR --data DIR [--out FILE]
 
-``--work`` has the trained models of ``benchmarks/race.py run --validate``.
+``--work`` has the trained models of ``experiments/benchmarks/race.py run --validate``.
 """
 
 import argparse
@@ -17,60 +16,32 @@ import time
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hardconcrete as hc
 from benchmarks.racing.data import Data
 from benchmarks.racing.methods import batch_loss
 from benchmarks.racing.networks import build, to_device
 from benchmarks.racing.train import error
-from hardconcrete.importance import stages
 from hardconcrete.report import environment
-from hardconcrete.structure.undisturbed import in_mode
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "st12": {"stages": 12},
     "more": {"examples": 8192},
-    "ablate": {},
 }
-ABLATED_BATCHES = 8
-"""Batches of 128 images for the exact increase of the loss."""
-
-
-@torch.no_grad()
-def exact_increase(gated: hc.GatedModel, batches: Any, loss: Any, is_open: Tensor) -> Tensor:
-    """How much the loss grows when each unit alone goes."""
-    images, labels = (torch.cat(parts) for parts in zip(*batches[:ABLATED_BATCHES], strict=True))
-
-    def loss_of(gates: Tensor) -> float:
-        with gated.gates.holding(None, gates):
-            return float(loss(gated.model, (images, labels)))
-
-    increase = torch.zeros(len(is_open), dtype=torch.float64)
-    with in_mode(gated, training=False):
-        before = loss_of(is_open)
-        for unit in is_open.nonzero().flatten().tolist():
-            gates = is_open.clone()
-            gates[unit] = 0
-            increase[unit] = max(loss_of(gates) - before, 0) + 1e-9
-    return increase
 
 
 def pruned(name: str, dense: nn.Module, data: Data, target: float) -> nn.Module:
     """The small model of a variant."""
     batches = list(data.batches(VARIANTS[name].get("examples", 2048)))
-    measure = exact_increase if name == "ablate" else stages.measure_importance
-    with patch.object(stages, "measure_importance", measure):
-        return hc.prune(
-            dense, data.example(), batches, batch_loss, macs=target, progress=False,
-            **VARIANTS[name],
-        )  # fmt: skip
+    return hc.prune(
+        dense, data.example(), batches, batch_loss, macs=target, progress=False, **VARIANTS[name]
+    )
 
 
 def main() -> None:

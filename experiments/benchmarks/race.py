@@ -4,13 +4,14 @@ Every method gets the same data, the same number of epochs in all, those of the 
 included, and the same multiply-adds at the end, counted by ``hardconcrete.count``. The network
 after the last step is tested. Rates are chosen on held-out training images only.
 
-    python benchmarks/race.py run --validate --rates 0.02 0.05 0.1 0.2    # tuning
-    python benchmarks/race.py choose                                      # writes rates.json
-    python benchmarks/race.py run --seeds 0 1 2 --processes 15
-    python benchmarks/race.py latency
-    python benchmarks/race.py table
-    python benchmarks/race.py plot
+    python experiments/benchmarks/race.py run --validate --rates 0.02 0.05 0.1 0.2  # tuning
+    python experiments/benchmarks/race.py choose                          # writes rates.json
+    python experiments/benchmarks/race.py run --seeds 0 1 2 --processes 15
+    python experiments/benchmarks/race.py latency
+    python experiments/benchmarks/race.py table
+    python experiments/benchmarks/race.py plot
 
+It needs no install: ``PYTHONPATH=src:experiments/src:experiments`` in a checkout is enough.
 ``plan`` takes the arguments of ``run`` and prints what the jobs cost. Several lists of jobs stand
 in one command with ``--and`` between them; options that are no part of a job come from the first.
 A command with ``--max-minutes`` stops in time, half a minute later at the latest. The same command
@@ -19,7 +20,7 @@ checkpoints of up to 62 MB in all outlive the machine.
 
 The commands of the published results, each given until no job is left, with
 
-    RUN="python benchmarks/race.py run --data DATA --keep kept --max-minutes 8.5"
+    RUN="python experiments/benchmarks/race.py run --data DATA --keep kept --max-minutes 8.5"
 
 (a) ResNet-20, all cells and methods, three seeds:
 

@@ -4,7 +4,7 @@ Every network is gated at random, its shut units are perturbed, and the compacte
 compared with the gated one in float64, in both modes and at two batch sizes. A network that fails
 is printed as a script. Half an hour on one core.
 
-    python -m benchmarks.random_networks [--first 1000] [--number 2000] [--out FILE]
+    PYTHONPATH=. python experiments/benchmarks/random_networks.py [--number 2000] [--out FILE]
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from hardconcrete.report import environment
-from tests.structure.verdict import verdict
+from tests.units.verdict import verdict
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 One layer of each width is re-fitted to itself, every input kept, in a process of its own: what the
 process has needed at most beyond what it had before, and the time of the call.
 
-    python -m benchmarks.refit [--out results/refit.json]
+    python experiments/benchmarks/refit.py [--out FILE]
 """
 
 import argparse

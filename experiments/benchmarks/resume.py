@@ -4,7 +4,7 @@ Two processes, the second as one that resumes: it builds a network, has its step
 captured as torch's cache of the first allows, and writes the checkpoint into it, which holds
 weights, two averages, momentum, gates and the budget. The state has to be the one that was saved.
 
-    python benchmarks/resume.py [--device auto] [--network wrn-28-10] [--out results/resume.json]
+    python experiments/benchmarks/resume.py [--device auto] [--network wrn-28-10] [--out FILE]
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The yardstick draws a uniform number and takes a sigmoid for each gate, forward and backward.
 Both are timed alternately in one process; the ratio of the medians is what counts.
 
-    python benchmarks/sampling.py [--out results/sampling.json]
+    python experiments/benchmarks/sampling.py [--out FILE]
 """
 
 import argparse

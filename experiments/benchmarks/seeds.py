@@ -8,7 +8,7 @@ network beside the paper's. The rows:
 
 and so on; each takes three (MLP) or five (LeNet-5) minutes on an H200. Then
 
-    python benchmarks/seeds.py [RUNS/*/record.json]
+    python experiments/benchmarks/seeds.py [RUNS/*/record.json]
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 from hardconcrete.report import BLUE, VERMILION, save_figure
 from hardconcrete_paper.mnist.experiment import NETWORKS
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 BOUNDS = {
     ("mlp", (0.1,)): (((199, 239), (194, 234), (100, 100)), 1.6),
     ("mlp", (0.1, 0.5, 5.0)): (((236, 296), (76, 100), (25, 41)), 1.9),

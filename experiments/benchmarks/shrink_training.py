@@ -6,7 +6,7 @@ then, in turn with it: what a step of theirs takes does not depend on what they 
 epoch is its number of steps times their median in it, for all three, since on a shared machine some
 steps take long for reasons of others.
 
-    python benchmarks/shrink_training.py [--epochs 200] [--out results/shrink_training.json]
+    python experiments/benchmarks/shrink_training.py [--epochs 200] [--out FILE]
 """
 
 import argparse

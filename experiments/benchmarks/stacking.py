@@ -2,7 +2,7 @@
 
 Times an epoch of one and of five seeds, after a first one, and what it takes to get ready.
 
-    python benchmarks/stacking.py [--data DIR] [--out results/stacking.json]
+    python experiments/benchmarks/stacking.py [--data DIR] [--out FILE]
 """
 
 import argparse

@@ -5,7 +5,7 @@ A step is forward, loss with penalty, backward and Adam. Dense and gated steps a
 process, and the ratio of their medians is taken three times; what counts is the median over seven
 processes, for some of them are half as fast as others on a machine that is shared.
 
-    python benchmarks/step.py [--out results/step.json]
+    python experiments/benchmarks/step.py [--out FILE]
 """
 
 import argparse

@@ -5,7 +5,7 @@ each against the dense one in turn, bfloat16, replayed as a CUDA graph, in its f
 compiled. cuDNN takes the fastest convolution that it finds by trying or, with ``--by-rules``, what
 its rules say: a process is for one of the two, since torch remembers what was chosen first.
 
-    python benchmarks/wide_latency.py results/wide/*budget*/record.json [--by-rules] [--out FILE]
+    python experiments/benchmarks/wide_latency.py results/wide/*/record.json [--by-rules]
 """
 
 import argparse

@@ -5,7 +5,7 @@ reads its gates in two ways, by the paper's rule (eq. 13) or with the mean E[z] 
 leaves open, and estimates its batch norms on augmented or on plain training images, on some or on
 all of them. The test set stays closed. Adds lines of JSON to a file.
 
-    python benchmarks/wide_readout.py --network wrn-28-10 --epochs 40 --seed 0 [--out FILE]
+    python experiments/benchmarks/wide_readout.py --network wrn-28-10 --epochs 40 [--out FILE]
 """
 
 import argparse

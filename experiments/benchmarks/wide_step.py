@@ -4,7 +4,7 @@ Both with the engine of the experiments: bf16, channels last, compiled, replayed
 batch 128, augmentation, SGD and averaging included. Medians of turns. The rate of a
 large matrix product shows how much of the card is used.
 
-    python benchmarks/wide_step.py [--network wrn-28-10] [--out results/wide_step.json]
+    python experiments/benchmarks/wide_step.py [--network wrn-28-10] [--out FILE]
 """
 
 import argparse

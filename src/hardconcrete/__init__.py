@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hardconcrete.pruning import prune
     from hardconcrete.report.measure import Report, measure
     from hardconcrete.report.pareto import pareto
-    from hardconcrete.structure import Structure, UnitGroup, find_groups
+    from hardconcrete.units import Structure, UnitGroup, find_groups
 
 __version__ = "0.1.0"
 
@@ -97,7 +97,7 @@ _HOME = {
     "pruning": ("prune",),
     "report.measure": ("Report", "measure"),
     "report.pareto": ("pareto",),
-    "structure": ("Structure", "UnitGroup", "find_groups"),
+    "units": ("Structure", "UnitGroup", "find_groups"),
 }
 
 

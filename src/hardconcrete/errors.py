@@ -1,5 +1,17 @@
 """Every refusal, by kind. A message says where, what was found, what was expected, what to do."""
 
+__all__ = [
+    "ArgumentError",
+    "CompactionError",
+    "DataError",
+    "GateError",
+    "HardConcreteError",
+    "HardConcreteWarning",
+    "MissingExtraError",
+    "SiteError",
+    "TraceError",
+]
+
 
 class HardConcreteWarning(UserWarning):
     """Every warning that hardconcrete gives: something runs, and will not do what is hoped for.

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.rewrite import CompactedGraph
+from hardconcrete.compaction.graph_form import CompactedGraph
 from hardconcrete.errors import ArgumentError, CompactionError, TraceError
 from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import (

@@ -9,7 +9,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.projection import projected
-from hardconcrete.cost import KINDS
+from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete_paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense

@@ -19,7 +19,7 @@ import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError, SiteError
 from tests.compaction.networks import Maps, Sized, dense
 from tests.exactness import apart, at_random, outputs, with_random_gates
-from tests.structure.random_networks import random_network
+from tests.units.random_networks import random_network
 from tests.zoo import ZOO, gated_network
 
 SOME = (

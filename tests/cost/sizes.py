@@ -9,8 +9,8 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.cost.count import tensors_in
-from hardconcrete.cost.ledger import Writer
-from hardconcrete.cost.operations import operations
+from hardconcrete.cost.latency.operations import operations
+from hardconcrete.cost.ledger_writer import LedgerWriter
 
 
 def total(call: Any) -> float:
@@ -34,7 +34,7 @@ def of_the_compacted(gated: hc.GatedModel, small: nn.Module, batch: int = 2) -> 
     """The same sum, over the operators of the compacted model itself."""
     found = 0.0
     with torch.inference_mode():
-        for one in operations(Writer(small, gated.example, {}), small, gated.example, batch):
+        for one in operations(LedgerWriter(small, gated.example, {}), small, gated.example, batch):
             args, kwargs = one.at([])
             found += total(partial(one.target, *args, **kwargs))
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hardconcrete.demo.data.files import RemoteFile, cache_folder, obtain
+from hardconcrete.demo.data import RemoteFile, cache_folder, obtain
 from hardconcrete.errors import DataError
 from tests.demo.published import (
     BOTH,

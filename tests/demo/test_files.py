@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hardconcrete.demo.data import RemoteFile, obtain
-from hardconcrete.demo.data.files import cache_folder
+from hardconcrete.demo.data import RemoteFile, cache_folder, obtain
 from hardconcrete.errors import DataError
 from tests.demo.published import BOTH, CONTENT, FILES, PACKED, Mirror, put, source
 

@@ -17,7 +17,7 @@ from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
 from tests.gating.networks import Net, Scale, Temperature
 from tests.gating.oracles import anatomy, by_hand, next_draw, unchanged
-from tests.structure.test_undisturbed import Counter
+from tests.graph.test_model_state import Counter
 
 MLP_SITES = ("fc1:in", "fc2:in", "fc3:in")
 IMAGES = torch.zeros(2, 1, 28, 28)

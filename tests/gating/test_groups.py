@@ -6,7 +6,7 @@ import hardconcrete as hc
 from hardconcrete.demo import MLP
 from hardconcrete.errors import SiteError
 from hardconcrete.gating.groups import Group, in_bank, per_group, site_groups
-from hardconcrete.gating.site import named_sites
+from hardconcrete.gating.sites import named_sites
 from hardconcrete_paper.models import LeNet5
 
 

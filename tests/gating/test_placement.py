@@ -7,7 +7,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.gating.groups import in_bank
-from hardconcrete.gating.placement import put_on
+from hardconcrete.gating.placement import put_gates_on
 
 
 def test_tables_are_made_anew_and_gates_multiply_what_is_left() -> None:
@@ -20,7 +20,7 @@ def test_tables_are_made_anew_and_gates_multiply_what_is_left() -> None:
     smaller = in_bank([replace(group, axes=(replace(group.axes[0], units=units),), units=2)])
     layers[2].weight.data = torch.ones(2, 8)
     bank.log_alpha.data = torch.tensor([-9.0, 9.0])
-    put_on(model, smaller, bank)
+    put_gates_on(model, smaller, bank)
     assert bank.sizes == (2,)
     assert [len(table) for table in bank.tables] == [8]
     assert layers[2].weight.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]] * 2

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost import clock, latency
+from hardconcrete.cost.latency import clock
+from hardconcrete.cost.latency import table as latency
 from hardconcrete.errors import ArgumentError
 from tests.cost import sizes
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
-from hardconcrete.cost.expected import Ledger
+from hardconcrete.cost.ledger import Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.objective.budget import BAND
 from hardconcrete.objective.learned_budget import GAIN, WARMUP

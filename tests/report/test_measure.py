@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost import Count, count, timing
-from hardconcrete.cost.timing import WARMUP
+from hardconcrete.cost import Count, count
+from hardconcrete.cost.latency import timing
+from hardconcrete.cost.latency.timing import WARMUP
 from hardconcrete.errors import ArgumentError
 from hardconcrete.report.measure import Latency, Report, _by_rules, measure
 

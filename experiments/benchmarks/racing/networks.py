@@ -98,7 +98,7 @@ class PreActivatedBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """A wide residual network of 6n + 4 layers, as ``hardconcrete.paper.models`` builds it.
+    """A wide residual network of 6n + 4 layers, as ``hardconcrete_paper.models`` builds it.
 
     Its widths are those of the stem, of the three streams, and inside each block.
     """

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.tests.data.archives import archived, archived_source
-from hardconcrete.demo.data import Package, RemoteFile
-from hardconcrete.demo.data.files import cache_folder
+from hardconcrete.demo.data import Package, RemoteFile, cache_folder
 from hardconcrete.errors import DataError
 from hardconcrete_paper.data.sources import ArchivedSource, Edition, obtain_first
 from tests.demo.published import BOTH, CONTENT, FILES, Mirror, md5, put, put_npm, tarball

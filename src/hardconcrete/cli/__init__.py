@@ -96,7 +96,7 @@ def groups(
     """
     with refusals_in_words():
         from hardconcrete.report.importing import example_input, import_model
-        from hardconcrete.structure import find_groups
+        from hardconcrete.units import find_groups
 
         inputs = tuple(example_input(shape) for shape in input)
         typer.echo(str(find_groups(import_model(model), inputs, input_features=input_features)))

@@ -1,7 +1,7 @@
 """From a gated model to a plain, smaller one that computes the same."""
 
-from hardconcrete.compaction.artifact import load, save
 from hardconcrete.compaction.compact import compact
+from hardconcrete.compaction.file import load, save
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.shrink import shrink
 

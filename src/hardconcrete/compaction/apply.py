@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import nn
 
+from hardconcrete.compaction.graph_form import cut_graph
+from hardconcrete.compaction.module_form import cut_copy
 from hardconcrete.compaction.plan import KEY, CompactionPlan, classes_of
-from hardconcrete.compaction.resize import resized
-from hardconcrete.compaction.rewrite import rewritten
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.gating.swap import is_swapped
-from hardconcrete.structure.trace import as_args
-from hardconcrete.structure.walk import named_tensors
+from hardconcrete.gating.class_swap import is_swapped
+from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.graph.trace import as_args
 
 
-def applied(
+def apply_plan(
     plan: CompactionPlan, model: nn.Module, example_inputs: Any = None, kwargs: Any = None
 ) -> nn.Module:
     """A small model that carries its plan."""
@@ -29,9 +29,9 @@ def applied(
                 "this plan is in graph form: the dense model is traced again, so example_inputs "
                 "are needed"
             )
-        small = rewritten(plan, model, (as_args(example_inputs), dict(kwargs or {})))
+        small = cut_graph(plan, model, (as_args(example_inputs), dict(kwargs or {})))
     else:
-        small = resized(plan, model)
+        small = cut_copy(plan, model)
     before = model.__dict__.get(KEY)
     if isinstance(before, CompactionPlan) and _is_result(model, before):
         plan = plan.after(before)

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.apply import applied
-from hardconcrete.compaction.dense import among_all, expanded
-from hardconcrete.compaction.given import without_selection
+from hardconcrete.compaction.apply import apply_plan
+from hardconcrete.compaction.external_selection import without_selection
+from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.plan import CompactionPlan
-from hardconcrete.compaction.planning import make_plan
+from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.projection import constraints_of, kept, projected
-from hardconcrete.compaction.resize import guesses
+from hardconcrete.compaction.shrink_history import among_all, expanded
 from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
@@ -234,7 +234,7 @@ def _attempt(
 ) -> tuple[nn.Module | None, str]:
     """A small model, if it computes the same; else why not."""
     try:
-        small = applied(plan, plain, *example)
+        small = apply_plan(plan, plain, *example)
         gap = difference(reference, small, example)
     except Exception as error:  # the user's forward may fail in any way
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"

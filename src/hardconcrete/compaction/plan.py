@@ -172,9 +172,9 @@ class CompactionPlan:
             example_inputs: needed for a plan in graph form, which is traced again.
             kwargs: keyword inputs of the same call.
         """
-        from hardconcrete.compaction.apply import applied
+        from hardconcrete.compaction.apply import apply_plan
 
-        return applied(self, model, example_inputs, kwargs)
+        return apply_plan(self, model, example_inputs, kwargs)
 
 
 Stayed = Mapping[tuple[str, int], Cut]

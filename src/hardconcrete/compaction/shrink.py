@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hardconcrete.compaction.dense import Shrunk, expanded, shrunk
-from hardconcrete.compaction.left import carry_out, gates_of, positions, what_is_left
-from hardconcrete.compaction.planning import make_plan
-from hardconcrete.compaction.resize import guesses
-from hardconcrete.compaction.slicing import refuse_unknown_state
+from hardconcrete.compaction.module_form import guesses
+from hardconcrete.compaction.planner import make_plan
+from hardconcrete.compaction.shrink_history import ShrinkHistory, expanded, history_of
+from hardconcrete.compaction.shrink_step import apply_shrink, gates_of, positions, remaining_groups
+from hardconcrete.compaction.tensor_cuts import refuse_unknown_state
 from hardconcrete.compaction.verify import difference
-from hardconcrete.cost.expected import KINDS
+from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, plain_copy
 
@@ -127,12 +127,12 @@ def _shrink(
     gated: GatedModel, optimizers: list[Optimizer], averages: list[nn.Module], rule: "_Rule"
 ) -> Shrink:
     copies = _copies(gated, averages)
-    counted, stays = rule.applied(gated)
+    counted, stays = rule.apply(gated)
     present, after = gates_of(gated), None
     found = _described(gated, present[stays], rule.pays)
     if not stays.all() and found.saved >= rule.pays:
         planned = _planned(gated, present[stays])
-        left = what_is_left(planned)[1].to(present.device)
+        left = remaining_groups(planned)[1].to(present.device)
         if torch.isin(left, present).all():  # else a layer is left with nothing, and gets some back
             found = replace(_described(gated, left, rule.pays), done=len(left) < len(present))
             after = _rehearsed(gated, planned) if found else None
@@ -141,7 +141,7 @@ def _shrink(
     for each in (gated, *copies):
         each.gates.checks = counted.clone()
         if after is not None:
-            carry_out(each, after, optimizers if each is gated else ())
+            apply_shrink(each, after, optimizers if each is gated else ())
     return found
 
 
@@ -166,18 +166,18 @@ def _refuse_latency(gated: GatedModel) -> None:
 def replay(gated: GatedModel, original: Tensor) -> None:
     """Remove what a saved model had removed; ``original`` says which gates it had left."""
     _refuse_latency(gated)
-    known, original = shrunk(gated), original.cpu()
+    known, original = history_of(gated), original.cpu()
     rises = len(original) > 0 and bool((original.diff() > 0).all())
     if not rises or original[0] < 0 or original[-1] >= known.gates:
         raise ArgumentError("the state is of another model: gates.original is not among its gates")
     positions(gates_of(gated).cpu(), original)
     after = _planned(gated, original)
-    if not torch.equal(what_is_left(after)[1], original):
+    if not torch.equal(remaining_groups(after)[1], original):
         raise CompactionError(
             "the state is of another model, or of one whose gates were attached otherwise: the "
             "units that it has left cannot be left here"
         )
-    carry_out(gated, _rehearsed(gated, after))
+    apply_shrink(gated, _rehearsed(gated, after))
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _Rule:
             raise ArgumentError(f"pays={self.pays} must be a part of the MACs, below 1")
 
     @torch.no_grad()
-    def applied(self, gated: GatedModel) -> tuple[Tensor, Tensor]:
+    def apply(self, gated: GatedModel) -> tuple[Tensor, Tensor]:
         """For how many checks each gate has been shut, and which ones stay."""
         bank = gated.gates
         chance = bank.distribution().open_probability
@@ -265,36 +265,36 @@ def _described(gated: GatedModel, kept: Tensor, pays: float) -> Shrink:
     return Shrink(False, units, (costs[0], costs[1], ledger.dense[MACS].item()), pays)
 
 
-def _planned(gated: GatedModel, kept: Tensor) -> Shrunk:
+def _planned(gated: GatedModel, kept: Tensor) -> ShrinkHistory:
     """The plan that follows from the gates it leaves, so that these tell all.
 
     A gate can be shut and not removable, since zeros become something later, and units die that
     have no gates of their own: then what is left says more than what was asked for.
     """
-    known, dense = shrunk(gated), expanded(gated)
+    known, dense = history_of(gated), expanded(gated)
     plain = plain_copy(dense)
     for _ in range(ROUNDS):
         values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
-        after = Shrunk(known.dense, replace(plan, scales=()))
-        left = what_is_left(after)[1]
+        after = ShrinkHistory(known.dense, replace(plan, scales=()))
+        left = remaining_groups(after)[1]
         if torch.equal(left, kept.cpu()):
             return after
         kept = left
     raise CompactionError("gates depend on each other in a way that leaves no answer what to cut")
 
 
-def _rehearsed(gated: GatedModel, after: Shrunk) -> Shrunk:
+def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
     """The first variant of a plan that turns a copy into a model which computes the same."""
     reference, failures = copy.deepcopy(gated), []
-    kept = positions(gates_of(gated).cpu(), what_is_left(after)[1])
+    kept = positions(gates_of(gated).cpu(), remaining_groups(after)[1])
     own = gated.gates.log_alpha.detach()
     some = torch.linspace(0.5, 1.0, len(kept), dtype=own.dtype, device=own.device)  # all differ
     values = torch.zeros_like(own).index_copy(0, kept.to(own.device), some)
     for candidate in _variants(after):
         trial = copy.deepcopy(gated)
         try:
-            carry_out(trial, candidate)
+            apply_shrink(trial, candidate)
             trial.gates.readout()  # a gate may have learnt something for each of them
             with reference.gates.holding(None, values), trial.gates.holding(None, some):
                 gap = difference(reference.model, trial.model, gated.example)
@@ -311,7 +311,7 @@ def _rehearsed(gated: GatedModel, after: Shrunk) -> Shrunk:
     )
 
 
-def _variants(after: Shrunk) -> Iterator[Shrunk]:
+def _variants(after: ShrinkHistory) -> Iterator[ShrinkHistory]:
     """As it is, and with sizes among the attributes of modules replaced."""
     yield after
     for guess in guesses(after.plan, plain_copy(after.dense)):

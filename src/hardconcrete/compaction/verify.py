@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hardconcrete.structure.undisturbed import in_mode
+from hardconcrete.graph.model_state import in_mode
 
 TOLERANCE = {
     torch.float64: 1e-9,

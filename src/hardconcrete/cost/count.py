@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
+from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
 

@@ -1,309 +1,381 @@
-"""The ledger of a model, written once: formulas, strands, sizes and terms."""
+"""Expected and delivered cost: one polynomial in the numbers of units that are alive.
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
-from math import prod
-from typing import Any
+A weight counts when its input unit and its output unit are alive, so a layer costs the product of
+two sizes, and a size is a sum over units. What a unit needs to be alive is a conjunction of
+clauses, each a disjunction of independent gates: a feature map of LeNet-5 needs its own gate, and
+one of those of its 16 inputs to the dense layer.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hardconcrete.cost.aliveness import EACH, Element
-from hardconcrete.cost.count import count
-from hardconcrete.cost.expected import KINDS, Ledger
-from hardconcrete.cost.strands import NOBODY, Row, Strands
-from hardconcrete.cost.tables import filled, joined, padded
-from hardconcrete.structure.groups import Place
-from hardconcrete.structure.trace import at_least_two
-from hardconcrete.structure.walk import Walk, first_names, named_tensors
+KINDS = ("params", "macs", "weight_bytes")
+"""The costs of a ledger, in the order of its results; as ``count`` counts them."""
 
-INDEX_BYTES = 8
-"""Memory of one index that a layer selects its inputs by."""
+TINY = 1e-30
+"""Instead of a division by zero."""
 
-CASES = 12
-"""Groups that are in doubt together, at most, where a mean is taken."""
+SURE = 1e-12
+"""A group that is left with nothing, or not, less often is not in doubt."""
 
-ROOM = 1 << 24
-"""Numbers that their cases may take, for each table of the ledger."""
+FEW = 6
+"""Groups that are taken to be in doubt where code is compiled or captured: none can be asked."""
+
+NONE = 1e-6
+"""An axis that is expected to have fewer indices has none, and what is as likely is not there."""
 
 
-def write_ledger(
-    model: nn.Module,
-    example: tuple[tuple[Any, ...], dict[str, Any]],
-    gates: Mapping[Place, Tensor],
-    found: Walk | None = None,
-) -> Ledger:
-    """All that is needed to know what a model costs when some gates are shut.
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """What a model costs, given which of its gates are open. All indices are made once.
+
+    A strand is a set of indices along axes that are kept by formulas of their own; most are the
+    units of a group, wherever they lie. The size of an axis is what always stays, plus a multiple
+    of each strand's. A term is a number times a product of quantities: sizes, spreads of strands,
+    or numbers of inputs that layers select. Indices of -1 stand for the number 1.
 
     Args:
-        model: without gates.
-        example: positional and keyword inputs, which multiply-adds are counted for.
-        gates: for the axes that are gated, the number of the gate of every index, or -1; for a
-            parameter with gates on single weights, under ``EACH``, that of each.
-        found: what a walk over the model found, if it is known.
-
-    Example:
-        >>> import torch
-        >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
-        >>> gates = {("2.weight", 1): torch.tensor([0, 1, 2])}
-        >>> example = (torch.zeros(2, 4),), {}
-        >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
-        >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
-        [16.0, 24.0, 64.0]
-        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # once in eight times one is kept
-        [13.375, 19.5, 53.5]
+        dense: the cost of the model without gates.
+        clauses: gates of every clause that has several, of which one must be open, by number:
+            first those that are tied, then all.
+        formulas: what must all hold, by number: first these clauses, then such gates.
+        needs: the formula of every kind of index.
+        hosts: the formula of the unit that such an index belongs to.
+        members: how many indices of each kind a strand has.
+        kinds: which kinds it has.
+        owners: the group of every strand; the last stands for none.
+        wholes: for every strand the one that has an index whenever it has: that of its group.
+        cases: of how many of these it is asked at most, for a mean, whether nothing is left.
+        base: indices of every axis that always stay.
+        times: how often an axis has each strand.
+        holds: whether it has it; the last stands for what always stays.
+        spare: how often an axis has one unit of each group that is never empty.
+        arriving: for an axis that selects among its inputs the axis without selection, else itself.
+        others: for each axis of a gated parameter the other axes of it.
+        sources: by which of these, or by something without gates at the end, the units of a group
+            are read, and by which they are made.
+        rounds: how often one death can bring another.
+        tied: gates, or none, that count while one of some axes of gated parameters, or of some of
+            their lines, is not cut off.
+        stands: which ones, by number, first axes and then lines: indices of parameters with gates
+            on single weights.
+        each: these gates.
+        ends: the formulas of the units at the ends of each such weight.
+        at: its lines.
+        lines: how many there are.
+        selecting: whether a layer selects among its inputs.
+        idles: axes by which layers select among inputs that others read too.
+        idle: the strands of each; empty for one that always has an input.
+        cuts: 0 for what is cut off where nothing is left along it, else 1.
+        alike: for every gate a number, the same for those of one site that cost the same.
+        pairs: strands of one group whose sizes are multiplied, the finer one last.
+        factors: the quantities of each term.
+        prices: the number of each term, by kind of cost.
+        constant: what no term has.
+        told: where units were removed in training, the place of every gate among those that are
+            left, and thus told; -1 for one that is gone.
     """
-    return Writer(model, example, gates, found).ledger()
+
+    dense: Tensor
+    clauses: Tensor
+    formulas: Tensor
+    needs: Tensor
+    hosts: Tensor
+    members: Tensor
+    kinds: Tensor
+    owners: Tensor
+    wholes: Tensor
+    cases: int
+    base: Tensor
+    times: Tensor
+    holds: Tensor
+    spare: Tensor
+    arriving: Tensor
+    others: Tensor
+    sources: Tensor
+    rounds: int
+    tied: Tensor
+    stands: Tensor
+    each: Tensor
+    ends: Tensor
+    at: Tensor
+    lines: int
+    selecting: bool
+    idles: Tensor
+    idle: Tensor
+    cuts: Tensor
+    alike: Tensor
+    pairs: Tensor
+    factors: Tensor
+    prices: Tensor
+    constant: Tensor
+    told: Tensor | None = None
+
+    def among(self, left: Tensor, gates: int) -> "Ledger":
+        """The same, asked about some of so many gates, by number; the others are shut for good."""
+        told = torch.full((gates,), -1, device=left.device)
+        told[left] = torch.arange(len(left), device=left.device)
+        return replace(self, told=told)
+
+    def kinds_of_gates(self) -> Tensor:
+        """As ``alike``, of the gates that are left."""
+        if self.told is None:
+            return self.alike
+        left = self.told >= 0
+        return self.alike[left][self.told[left].argsort()]
+
+    def cost(self, gates: Tensor) -> Tensor:
+        """Of every kind, what compaction leaves where these gates, 0 or 1, are open.
+
+        For probabilities, of independent gates, it is the mean as long as no group can be left
+        with nothing, and near it while that is unlikely; its gradient leaves out what such a group
+        takes along.
+        """
+        now = self._settled(gates)
+        return self._total(*self._left(now.number, now.some, now.reached), now.spread, now)
+
+    def mean(self, gates: Tensor) -> Tensor:
+        """The mean over draws of independent gates that are open with these probabilities.
+
+        By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
+        that are more than twelve (six where code is compiled), a gate stands in two clauses of one
+        formula, or named sites gate one of several layers that read or make a unit; bytes of the
+        indices that layers select are near it. Single weights of a unit are taken to be shut
+        together only where that is certain.
+        """
+        weights, given = self._cases(gates)
+        now = self._settled(gates, given)
+        numbers = now.number * given  # E[n | case], since n is 0 where nothing is left
+        together = (_pairs(now.number, self.pairs) + now.spread) * given[:, self.pairs[:, 1]]
+        spreads = together - _pairs(numbers, self.pairs)
+        some = (now.some * given).clamp(max=1)
+        idle = self._idle(gates, given, replace(now, some=some)) if len(self.idles) else None
+        return weights @ self._total(*self._left(numbers, some, now.reached, idle), spreads, now)
+
+    def sizes(self, gates: Tensor) -> Tensor:
+        """Of every axis, as ``cost``."""
+        now = self._settled(gates)
+        return self._left(now.number, now.some, now.reached)[0]
+
+    @property
+    def dense_sizes(self) -> Tensor:
+        """The size of every axis with all gates open."""
+        return self._sizes(self.members.sum(1))
+
+    def _settled(self, gates: Tensor, given: Tensor | None = None) -> "Settled":
+        """What is known of the strands when all that one death brings has been followed.
+
+        A layer of which nothing is left takes along what it alone reads or makes. No gate is to
+        take all others along: this has no gradient. Of probabilities both is the smaller and
+        either the larger one: what is certain about all but one is exact, and going round in
+        circles changes nothing.
+        """
+        gates = self._asked(gates)
+        live = self._everything(gates)
+        formulas = self._formulas(gates, live)
+        number, spread, some = self._moments(formulas)
+        reached = torch.ones_like(some)
+        for _ in range(self.rounds):
+            now = some.detach()
+            if given is not None:
+                now = (now * given.detach()).clamp(max=1)
+            alive = self.holds * _then(torch.minimum(now, reached), 1)[..., None, :]
+            rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
+            groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
+            reached = _then(groups, 1)[..., self.owners]
+            if len(self.tied):
+                axes, lines = (rest[..., :-1] > NONE).double(), self._lines(gates, formulas)
+                live = torch.cat([axes, lines.expand(*axes.shape[:-1], -1)], -1)
+                formulas = self._formulas(gates, live)
+                number, spread, some = self._moments(formulas)
+        return Settled(formulas, number, spread, some, reached, live)
+
+    def _idle(self, gates: Tensor, given: Tensor, now: "Settled") -> tuple[Tensor, Tensor]:
+        """Of layers that select among their inputs: how likely none is left, and all that arrives.
+
+        Their own gates are then shut; units that another layer reads too are there because of it.
+        """
+        chance = _product(1 - _then(torch.minimum(now.some, now.reached), 0)[..., self.idle])
+        arriving = []
+        for row, cut in zip(self.arriving[self.idles].split(1), self.cuts, strict=True):
+            number, _, some = self._moments(self._formulas(self._asked(gates), now.live * cut))
+            sizes, _ = self._left(number * given, (some * given).clamp(max=1), now.reached)
+            arriving.append(sizes.index_select(-1, row))
+        return chance, torch.cat(arriving, -1)
+
+    def _all(self, formulas: Tensor) -> Tensor:
+        """The mean number of indices a layer has where it reads all that arrives, else none."""
+        needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
+        sure = (1 - hosts + needs).clamp(min=TINY)  # that an index does not arrive unread
+        every = (sure.log() @ self.members.T) @ self.times.T
+        return every.exp() * (self.base + ((needs / sure) @ self.members.T) @ self.times.T)
+
+    def _lines(self, gates: Tensor, formulas: Tensor) -> Tensor:
+        """Along which indices there is a single weight that is open, and has its other ends."""
+        if not self.lines:
+            return gates.new_ones(0)
+        alive = (_then(formulas, 1)[..., self.ends] > NONE).double()
+        is_open = (gates[self.each] > NONE).double()
+        found = alive.new_zeros(*alive.shape[:-2], self.lines + 1)
+        for d in range(self.ends.shape[1]):
+            others = [alive[..., k] for k in range(self.ends.shape[1]) if k != d]
+            values = reduce(torch.mul, others, is_open.expand(alive.shape[:-1]))
+            at = self.at[:, d].remainder(self.lines + 1).expand(alive.shape[:-1])
+            found = found.scatter_reduce(-1, at, values, "amax")
+        return found[..., :-1]
+
+    def _everything(self, gates: Tensor) -> Tensor:
+        """Nothing is cut off."""
+        return gates.new_ones(self.sources.shape[2] - 1 + self.lines)
+
+    def _asked(self, gates: Tensor) -> Tensor:
+        """Of all gates, those that are gone included."""
+        if self.told is None:
+            return gates.double()
+        return _then(gates.double(), 0)[self.told]
+
+    def _formulas(self, gates: Tensor, live: Tensor) -> Tensor:
+        """The probability of each, where what is not live is cut off."""
+        values = gates
+        if len(self.tied):
+            tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
+            values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
+        if len(self.clauses):
+            values = torch.cat([_either(_then(values, 0)[..., self.clauses]), values], -1)
+        return _product(_then(values, 1)[..., self.formulas])
+
+    def _moments(self, formulas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the strands the mean number of indices and the probability that there is one.
+
+        Between them, what the mean of a product of two numbers has more than their means.
+        """
+        needs = formulas[..., self.needs]
+        spread = needs.new_zeros(*needs.shape[:-1], 0)
+        if len(self.pairs):
+            alone = needs * (1 - formulas[..., self.hosts])
+            spread = (alone @ self.members.T)[..., self.pairs[:, 1]]
+        return needs @ self.members.T, spread, _either(_then(needs, 0)[..., self.kinds])
+
+    def _cases(self, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the groups in doubt each has an open gate or not: how likely every case is.
+
+        And what it makes of the mean number in every strand.
+        """
+        gates = self._asked(gates)
+        some = self._moments(self._formulas(gates, self._everything(gates)))[2]
+        whole = self.wholes == torch.arange(len(some), device=some.device)
+        doubt = torch.where(whole, some * (1 - some), -1.0).detach()
+        many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
+        doubtful = doubt.topk(many).indices
+        digits = torch.arange(many, device=some.device)
+        left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
+        chosen = some[doubtful]
+        weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
+        given = some.new_ones(len(left), len(some))
+        given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
+        return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
+
+    def _total(self, sizes: Tensor, chosen: Tensor, spread: Tensor, now: "Settled") -> Tensor:
+        """All terms, from the mean sizes of the axes; there may be several cases."""
+        quantities = [sizes]
+        if len(self.pairs):
+            quantities.append(spread * now.reached[..., self.pairs[:, 1]])
+        if self.selecting:
+            quantities.append((chosen - self._all(now.formulas)).clamp(min=0))
+        values = _then(torch.cat(quantities, -1), 1)
+        return self.constant + _product(values[..., self.factors]) @ self.prices.T
+
+    def _left(
+        self,
+        numbers: Tensor,
+        some: Tensor,
+        reached: Tensor,
+        idle: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Sizes of the axes, and how many of its indices each selects.
+
+        Every group keeps one unit; nothing left to select, all stays.
+        """
+        numbers = numbers * (reached / torch.maximum(some, reached).clamp(min=TINY))
+        empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
+        own, spare = self._sizes(numbers), empty @ self.spare.T
+        sizes = own + spare
+        if not self.selecting:
+            return sizes, sizes.new_zeros(0)
+        arriving, has_some = sizes[..., self.arriving], own > NONE
+        chosen = torch.where(has_some & (arriving - sizes > NONE), sizes, 0.0)
+        sizes = torch.where(has_some, sizes, arriving)
+        if idle is None:
+            return sizes, chosen
+        chance, all_of_it = idle
+        rows = self.idles
+        mean = own[..., rows] + (1 - chance) * spare[..., rows] + chance * all_of_it
+        return sizes.index_copy(-1, rows, mean), chosen
+
+    def _sizes(self, numbers: Tensor) -> Tensor:
+        return self.base + numbers @ self.times.T
+
+    def to(self, device: torch.device) -> "Ledger":
+        """The same on another device."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
 
-class Writer(Strands):
-    """All that is found of a model, and how it is written down."""
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What is known of the strands, perhaps case by case.
 
-    def ledger(self) -> Ledger:
-        """Everything, as tensors."""
-        self.pairs: dict[tuple[int, int], int] = {}
-        self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
-        dense = count(self.model, *self.example)
-        self._note_tensors()
-        rest = dense.macs - self._note_contractions(dense.macs)
-        ledger = Ledger(
-            dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
-            constant=_numbers([[0.0, rest, 0.0]])[0],
-            **self._each(),
-            **self._needs(),
-            **self._sizes(),
-            **self._idle(),
-            alike=self._alike(),
-            **self._reach(),
-            **self._factors(),
-        )
-        tables = [ledger.sources, ledger.holds, ledger.factors]
-        if len(ledger.tied):  # what a unit needs is another thing in every case
-            tables += [ledger.clauses, ledger.formulas, ledger.kinds, ledger.ends]
-        largest = max(table.numel() for table in tables)
-        room = max(1, ROOM // max(largest, 1)).bit_length() - 1
-        return replace(ledger, cases=min(ledger.cases, CASES, room))
+    Args:
+        formulas: the probability of each.
+        number: the mean number of indices.
+        spread: what the mean of a product of two numbers has more than their means.
+        some: the probability that there is one.
+        reached: whether something reads and something makes their units.
+        live: 0 for what is cut off, else 1.
+    """
 
-    def _note_tensors(self) -> None:
-        """Terms of all parameters and buffers, and of the indices that layers select."""
-        first = first_names(self.model)
-        for name, tensor in named_tensors(self.model).items():
-            if first[name] == name:
-                dims = [d for d in range(tensor.dim()) if (name, d) in self.arriving]
-                each = tensor.numel() / prod(tensor.shape[d] for d in dims)
-                counted = each if isinstance(tensor, nn.Parameter) else 0.0
-                prices = counted, 0.0, each * tensor.element_size()
-                self._note(prices, [self._kept((name, d)) for d in dims])
-        for row in self.selected.values():
-            self.terms.append(((0.0, 0.0, INDEX_BYTES), [("selects", self.rows[row])]))
-
-    def _note_contractions(self, dense: int) -> float:
-        """Terms of all multiply-adds, which are returned; one example was traced as two."""
-        contractions = self.walk.scope.contractions
-        traced = at_least_two(self.example)
-        macs = dense if traced is self.example else count(self.model, *traced).macs
-        share = dense / max(macs, 1)
-        for contraction in contractions:
-            parts = [self.walk.scope.labels.find(part).flatten() for part in contraction.parts]
-            rows = [self._row(part) for part in parts]
-            each = share * contraction.macs / prod(map(len, parts))
-            for place, row in self._selected_in(contraction.module):
-                roots = self.relations.roots[place]
-                at = [k for k, part in enumerate(parts) if torch.equal(part, roots)]
-                if at:
-                    rows[at[0]] = row
-                else:  # what is no unit is no part either
-                    each /= len(roots)
-                    rows.append(row)
-            self._note((0.0, each, 0.0), rows)
-        return share * sum(contraction.macs for contraction in contractions)
-
-    def _note(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
-        """A product of sizes, and what its mean has more where two are sums over the same units."""
-        sizes = [("size", self.rows[row]) for row in rows]
-        self.terms.append((prices, sizes))
-        for (i, first), (j, second) in combinations(enumerate(rows), 2):
-            rest = [size for k, size in enumerate(sizes) if k not in (i, j)]
-            for a, m in first.strands:
-                for b, n in second.strands:
-                    group = self.strands[a].group
-                    if group == self.strands[b].group != NOBODY:
-                        pair = min(a, b), max(a, b)  # whole groups come first
-                        spread = "spread", self.pairs.setdefault(pair, len(self.pairs))
-                        self.terms.append((tuple(m * n * p for p in prices), [spread, *rest]))
-
-    def _each(self) -> dict[str, Any]:
-        """The units at the ends of every single weight that has a gate, and its lines."""
-        first, every = len(self.alive.places), [*self.alive.lines.items()]
-        parts = [(numbers, name) for (name, dim), numbers in self.gates.items() if dim == EACH]
-        tables = []
-        for numbers, name in parts:
-            index = torch.ones_like(numbers).nonzero().T
-            ends, at = [], []
-            for (_, dim), line in (one for one in every if one[0][0] == name):
-                roots = self.relations.roots[name, dim].tolist()
-                units = [self._number(self.alive.unit(root)) for root in roots]
-                ends.append(torch.tensor(units)[index[dim]])
-                at.append(index[dim] + line - first)
-            if ends:  # else it has no units
-                tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
-        return {
-            "each": torch.cat(
-                [numbers for numbers, _, _ in tables] or [torch.zeros(0, dtype=torch.int64)]
-            ),
-            "ends": joined([ends for _, ends, _ in tables]),
-            "at": joined([at for _, _, at in tables]),
-            "lines": self.alive.numbers - first,
-        }
-
-    def _alike(self) -> Tensor:
-        """A number for every gate: the same where it gates units of the same groups alike."""
-        stands = defaultdict[int, list[tuple[Place, int]]](list)
-        for place, numbers in self.gates.items():
-            if place[1] != EACH:
-                roots = self.relations.roots[place].tolist()
-                for root, gate in zip(roots, numbers.tolist(), strict=True):
-                    stands[gate].append((place, self.group_of.get(root, NOBODY)))
-        kinds = {kind: k for k, kind in enumerate(dict.fromkeys(map(tuple, stands.values())))}
-        most = max((int(numbers.max()) for numbers in self.gates.values()), default=-1)
-        return torch.tensor([kinds.get(tuple(stands[gate]), NOBODY) for gate in range(most + 1)])
-
-    def _idle(self) -> dict[str, Any]:
-        """Layers that can be left without inputs which are there for others."""
-        cuts, idle, idles = [], [], []
-        formulas = list(self.formulas)
-        for place, row in self.selected.items():
-            needs = {need for k, _ in row.strands for need, _ in self.strands[k].indices}
-            tied = any(at for need in needs for clause in formulas[need] for _, at in clause)
-            if tied and not row.base:
-                idles.append(self.rows[row])
-                idle.append([k for k, _ in row.strands])
-                cut = torch.ones(self.alive.numbers, dtype=torch.float64)
-                start, size = self.alive.places.index(place), 1
-                if place in self.alive.lines:
-                    start, size = self.alive.lines[place], len(self.relations.roots[place])
-                cut[start : start + size] = 0
-                cuts.append(cut)
-        found = torch.stack(cuts) if cuts else torch.ones(0, self.alive.numbers)
-        rows = torch.tensor(idles, dtype=torch.int64)
-        selecting = bool(self.selected)
-        return {"selecting": selecting, "idles": rows, "idle": padded(idle), "cuts": found}
-
-    def _tied(self) -> list[Element]:
-        """What does not always count."""
-        found = (e for formula in self.formulas for clause in formula for e in clause if e[1])
-        return list(dict.fromkeys(found))
-
-    def _needs(self) -> dict[str, Any]:
-        """Clauses of several elements come first; then every element is one."""
-        clauses = dict.fromkeys(clause for formula in self.formulas for clause in formula)
-        wide = [clause for clause in clauses if len(clause) > 1]
-        tied = self._tied()
-        place = {element: k for k, element in enumerate(tied)}
-        number = {
-            clause: sorted(place.get(element, len(tied) + element[0]) for element in clause)
-            for clause in clauses
-        }
-        first = {clause: k for k, clause in enumerate(wide)}
-        kinds = list(dict.fromkeys(kind for strand in self.strands for kind in strand.indices))
-        column = {kind: k for k, kind in enumerate(kinds)}
-        members = torch.zeros(len(self.strands), len(kinds), dtype=torch.float64)
-        for k, strand in enumerate(self.strands):
-            for kind, n in Counter(strand.indices).items():
-                members[k, column[kind]] = n
-        wholes = [k if s.group == NOBODY else s.group for k, s in enumerate(self.strands)]
-        return {
-            "wholes": torch.tensor(wholes, dtype=torch.int64),
-            "cases": len(set(wholes)),
-            "tied": torch.tensor([gate for gate, _ in tied], dtype=torch.int64),
-            "stands": filled([sorted(at) for _, at in tied]),
-            "clauses": padded([number[clause] for clause in wide]),
-            "formulas": padded(
-                [
-                    [first.get(clause, len(wide) + number[clause][0]) for clause in formula]
-                    for formula in self.formulas
-                ]
-            ),
-            "needs": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
-            "hosts": torch.tensor([host for _, host in kinds], dtype=torch.int64),
-            "members": members,
-            "kinds": padded([row.nonzero().flatten().tolist() for row in members]),
-        }
-
-    def _sizes(self) -> dict[str, Any]:
-        rows, strands = len(self.rows), len(self.strands)
-        times = torch.zeros(rows, strands, dtype=torch.float64)
-        for row, number in self.rows.items():
-            for strand, n in row.strands:
-                times[number, strand] = n
-        arriving = torch.arange(rows)
-        for place, row in self.selected.items():
-            arriving[self.rows[row]] = self.rows[self.arriving[place]]
-        base = torch.tensor([row.base for row in self.rows], dtype=torch.float64)
-        return {
-            "base": base,
-            "times": times,
-            "holds": (torch.cat([times, base[:, None]], 1) > 0).double(),
-            "spare": times[arriving, : self.never_empty],
-            "arriving": arriving,
-            "owners": torch.tensor([s.group for s in self.strands], dtype=torch.int64),
-        }
-
-    def _reach(self) -> dict[str, Any]:
-        """Which axes of gated parameters read and make the groups; the last stands for others."""
-        places = self.alive.places
-        sources = torch.zeros(2, len(self.groups), len(places) + 1, dtype=torch.float64)
-        readers, makers = sources
-        for k, (first, *_) in enumerate(self.groups):
-            makers[k, -1] = float(first in self.relations.disturbed)
-            for place, roots in self.relations.roots.items():
-                at = places.index(place) if place in places else -1
-                if first in self.relations.read.get(place, ()):
-                    readers[k, at] = 1
-                if first in roots and first not in self.relations.only_read(place):
-                    makers[k, at] = 1
-        sources[..., -1] += sources.sum(2) == 0
-        others = [
-            [
-                self.apart.get(place, self.arriving[place])
-                for place in places
-                if place[0] == name and place[1] != dim
-            ]
-            for name, dim in places
-        ]
-        numbers = [[self.rows[row] for row in rows] for rows in others]
-        rounds = self._deaths(others, sources) + len(self.alive.lines)
-        return {"others": padded(numbers), "sources": sources, "rounds": rounds}
-
-    def _deaths(self, others: Sequence[Sequence[Row]], sources: Tensor) -> int:
-        """Of how many groups, or axes where units go one by one, one death can follow another."""
-        always = self.formulas.get(frozenset())
-        gated = [all(need != always for need, _ in strand.indices) for strand in self.strands]
-        mortal = set[int]()
-        while True:
-
-            def empties(row: Row, dead: set[int] = mortal) -> bool:
-                strands = [k for k, _ in row.strands]
-                return not row.base and all(
-                    gated[k] or self.strands[k].group in dead for k in strands
-                )
-
-            lasts = torch.tensor([not any(map(empties, rows)) for rows in others] + [True])
-            ends = (sources.bool() & lasts).any(2).logical_not().any(0)  # unread, or unmade
-            found = set(ends.nonzero().flatten().tolist())
-            if found == mortal:
-                return int((~lasts).sum()) if self._tied() else len(mortal)
-            mortal = found
-
-    def _factors(self) -> dict[str, Any]:
-        start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.pairs)}
-        factors = [[start[kind] + k for kind, k in term] for _, term in self.terms]
-        prices = _numbers([prices for prices, _ in self.terms]).T
-        pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
-        return {"factors": padded(factors), "prices": prices, "pairs": pairs}
+    formulas: Tensor
+    number: Tensor
+    spread: Tensor
+    some: Tensor
+    reached: Tensor
+    live: Tensor
 
 
-def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
+def _fixed(values: Tensor) -> bool:
+    """Whether what is computed may not depend on numbers."""
+    if values.is_meta or torch.compiler.is_compiling():
+        return True
+    return values.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _then(values: Tensor, last: float) -> Tensor:
+    """With a number at the end, where the index -1 finds it."""
+    return torch.cat([values, values.new_full((*values.shape[:-1], 1), last)], -1)
+
+
+def _pairs(numbers: Tensor, pairs: Tensor) -> Tensor:
+    """Products of two each."""
+    return numbers[..., pairs[:, 0]] * numbers[..., pairs[:, 1]]
+
+
+def _product(values: Tensor) -> Tensor:
+    """Over the last dimension, a power of two, by halves: torch.prod waits for the device."""
+    while values.shape[-1] > 1:
+        first, second = values.chunk(2, -1)
+        values = first * second
+    return values.squeeze(-1)
+
+
+def _either(values: Tensor) -> Tensor:
+    """The probability of one or more, exact however small they are; with slopes at 0 and 1 too."""
+    sure = values >= 1
+    many = sure.sum(-1)
+    others = torch.log1p(-values.masked_fill(sure, 0.0)).sum(-1)  # that none of them, as a log
+    lacks = torch.where(sure, 1 - values, 0.0).sum(-1)  # 0: for the slope of the one that is sure
+    one = 1 - others.exp() * torch.where(many == 1, lacks, 0.0)
+    return torch.where(many > 0, one, -torch.expm1(others))

@@ -1,11 +1,11 @@
 """Gates on a model: where they sit, what they multiply, and the calls that put them on and off."""
 
 from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
-from hardconcrete.gating.compiled import cacheable
+from hardconcrete.gating.compilation import cacheable
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group
-from hardconcrete.gating.optimization import parameter_groups
-from hardconcrete.gating.site import Site
+from hardconcrete.gating.optimizer import parameter_groups
+from hardconcrete.gating.sites import Site
 
 __all__ = [
     "GatedModel",

@@ -12,17 +12,17 @@ from torch.nn.parameter import UninitializedParameter
 
 from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
+from hardconcrete.gating.activation_gates import with_activation_gates
 from hardconcrete.gating.bank import Gate, GateBank
-from hardconcrete.gating.choice import Choice, Patterns, choose_groups
-from hardconcrete.gating.faces import with_faces
+from hardconcrete.gating.class_swap import is_swapped, restore, swap
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import Group, per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
-from hardconcrete.gating.site import Site
-from hardconcrete.gating.swap import is_swapped, restore, swap
-from hardconcrete.structure.trace import as_args
-from hardconcrete.structure.undisturbed import buffers_kept, in_mode
+from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
+from hardconcrete.gating.sites import Site
+from hardconcrete.graph.model_state import buffers_kept, in_mode
+from hardconcrete.graph.trace import as_args
 
 SPREAD = 0.01
 """Standard deviation of the initial locations (section 4)."""
@@ -95,7 +95,7 @@ def attach_gates(
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
     _refuse_weights(model)
     args = as_args(example_inputs)
-    choice = choose_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    choice = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     groups = choice.groups
     sizes = [group.units for group in groups]
     droprates = _droprates(choice, droprate)
@@ -165,7 +165,7 @@ def _refuse_weights(model: nn.Module) -> None:
         )
 
 
-def _droprates(choice: Choice, droprate: float | Mapping[str, float] | None) -> list[float]:
+def _droprates(choice: SelectedGroups, droprate: float | Mapping[str, float] | None) -> list[float]:
     """One for each group."""
     if droprate is not None:
         return per_group(choice.groups, droprate, "droprate")
@@ -198,7 +198,7 @@ def _spread(bank: GateBank) -> None:
 
 def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: GateBank) -> None:
     for module, multipliers in placed.items():
-        gates = with_faces(module, ModuleGates(bank, tuple(multipliers)))
+        gates = with_activation_gates(module, ModuleGates(bank, tuple(multipliers)))
         for multiplier in multipliers:
             if multiplier.dim is None:
                 raise SiteError(

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.gating.compiled import if_own, in_graph
-from hardconcrete.gating.recomputation import (
+from hardconcrete.gating.checkpointing import (
     Draws,
     in_backward,
     loses_gradients,
     refuse_reentrant,
 )
+from hardconcrete.gating.compilation import if_own, in_graph
 
 Gate = Callable[[Tensor], Rectified]
 Values = tuple[Tensor, ...]

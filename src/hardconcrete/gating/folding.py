@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import GateAxis, ungated
-from hardconcrete.structure.walk import first_names
+from hardconcrete.graph.propagate import first_names
 
 
 def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hardconcrete.cost.expected import KINDS, Ledger
-from hardconcrete.cost.latency import LatencyTable
+from hardconcrete.cost.latency.table import LatencyTable
+from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
-from hardconcrete.gating.choice import Choice
+from hardconcrete.gating.checkpointing import refuse_inside_draw
 from hardconcrete.gating.groups import Group, targets
-from hardconcrete.gating.recomputation import refuse_inside_draw
-from hardconcrete.structure.look import Look
-from hardconcrete.structure.walk import Walk
+from hardconcrete.gating.select_groups import SelectedGroups
+from hardconcrete.graph.propagate import LabelledGraph
+from hardconcrete.graph.trace_cache import TraceCache
 
 LATENCY = "latency_ms"
 """The cost that a clock gives."""
@@ -52,14 +52,14 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
-    _look: Look | None = None
+    _look: TraceCache | None = None
     """What tracing found last; models that were pickled have none."""
 
     def __init__(
         self,
         model: nn.Module,
         gates: GateBank,
-        choice: Choice,
+        choice: SelectedGroups,
         sample: str,
         example: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
@@ -222,17 +222,17 @@ class GatedModel(nn.Module):
         """How many gates of each group the readout leaves open, as the paper counts them."""
         return tuple(int((values > 0).sum()) for values in self.gate_values().values())
 
-    def look_at(self, plain: nn.Module) -> Walk:
+    def look_at(self, plain: nn.Module) -> LabelledGraph:
         """What tracing finds in the model without its gates; as long as that stays, only once."""
         if self._look is None or not self._look.fits(plain):
-            self._look = Look.at(plain, *self.example)
+            self._look = TraceCache.at(plain, *self.example)
         return self._look.walk
 
     @property
     def ledger(self) -> Ledger:
         """What the model costs by its gates; made when it is first asked for, by tracing."""
         if self._ledger is None:
-            from hardconcrete.gating.accounting import ledger_of
+            from hardconcrete.gating.cost_model import ledger_of
 
             if torch.compiler.is_compiling():
                 raise GateError("costs are found by tracing: ask once before compiling")
@@ -260,7 +260,7 @@ class GatedModel(nn.Module):
                 others use is slow for seconds at times.
             fresh: time again what is in the cache, after a machine was busy, for example.
         """
-        from hardconcrete.gating.accounting import latency_of
+        from hardconcrete.gating.cost_model import latency_of
 
         if torch.compiler.is_compiling():
             raise GateError("latency is measured: ask once before compiling")

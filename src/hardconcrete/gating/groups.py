@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import SiteError
-from hardconcrete.gating.site import Site
-from hardconcrete.structure import UnitGroup
+from hardconcrete.gating.sites import Site
+from hardconcrete.units import UnitGroup
 
 WRAPPERS = re.compile(r"_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")
 """Parts of names by which torch's wrappers hold what they wrap."""

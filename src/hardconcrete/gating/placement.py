@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.class_swap import swap
 from hardconcrete.gating.groups import GateAxis, Group
 from hardconcrete.gating.module_gates import ModuleGates, Multiplier
-from hardconcrete.gating.swap import swap
 
 
-def put_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
+def put_gates_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
     """Gate a model by the groups that are left of a bank which had more."""
     bank.tables.clear()
     bank.sizes = tuple(group.units for group in groups)

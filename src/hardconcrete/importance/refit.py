@@ -20,11 +20,11 @@ import torch
 from torch import nn
 
 from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.fitting import UnfitError, fit_weight
 from hardconcrete.importance.recording import Recorder, Recording, Step
-from hardconcrete.importance.walks import Stop, Walk, walking
-from hardconcrete.structure.undisturbed import buffers_kept, in_mode, no_fast_path
+from hardconcrete.importance.walks import LabelledGraph, Stop, walking
 
 RIDGE = 1e-2
 """How strongly weights are held where they were, as a part of the mean square of the inputs."""
@@ -124,8 +124,8 @@ def refit(
         recording = _record(dense, examples[0], loss)
         examples = examples[: _batches_in_memory(recording, next(dense.parameters()).device)]
         steps = [step if compensate else replace(step, to_sum=False) for step in recording.steps]
-        teachers = [Walk(dense, batch, loss, steps, after=True) for batch in examples]
-        students = [Walk(small, batch, loss, steps, after=False) for batch in examples]
+        teachers = [LabelledGraph(dense, batch, loss, steps, after=True) for batch in examples]
+        students = [LabelledGraph(small, batch, loss, steps, after=False) for batch in examples]
         stack.enter_context(walking([*teachers, *students]))
         fitted, skipped = _fit_in_order(steps, students, teachers, (small, dense), ridge)
     return Refit(fitted, skipped | _never_contracted(small, dense, recording))
@@ -170,8 +170,8 @@ def _record(model: nn.Module, batch: Any, loss: Loss) -> Recording:
 
 def _fit_in_order(
     steps: Sequence[Step],
-    students: Sequence[Walk],
-    teachers: Sequence[Walk],
+    students: Sequence[LabelledGraph],
+    teachers: Sequence[LabelledGraph],
     models: tuple[nn.Module, nn.Module],
     ridge: float,
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -194,7 +194,7 @@ def _fit_in_order(
     return fitted, skipped
 
 
-def _next_stop(walk: Walk, step: Step) -> Stop:
+def _next_stop(walk: LabelledGraph, step: Step) -> Stop:
     stop = walk.advance()
     if stop is None or stop.contraction.name != step.name:
         raise CompactionError(f"{step.name}: re-fitting lost its place in the model's call")

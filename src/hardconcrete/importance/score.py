@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, attach_gates
+from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.importance.batches import Loss, batch_size, check_loss, keep_batches
-from hardconcrete.structure.undisturbed import buffers_kept, in_mode
 
 EXAMPLES = 2048
 """Examples that importance is measured on, where the user names no number."""

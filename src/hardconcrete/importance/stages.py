@@ -12,7 +12,7 @@ from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
 from hardconcrete.gating.folding import fold, masks
 from hardconcrete.gating.groups import ungated
-from hardconcrete.gating.placement import put_on
+from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import Refit, refit
 from hardconcrete.importance.score import measure_importance
@@ -77,7 +77,7 @@ class Student:
             for name, was in before.items():
                 parameter = ungated(plain, name)
                 parameter.copy_(torch.where(z[name] != 0, parameter, was))
-        put_on(plain, self.gated.groups, self.gated.gates)
+        put_gates_on(plain, self.gated.groups, self.gated.gates)
 
     def not_refitted(self) -> dict[str, str]:
         """The parameters that lost inputs and were not re-fitted, with the reason."""

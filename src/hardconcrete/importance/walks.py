@@ -77,7 +77,7 @@ class _End(BaseException):
     """Ends a call that is not needed any more."""
 
 
-class Walk(CallMode):
+class LabelledGraph(CallMode):
     """One call of ``loss(model, batch)``, in a thread that waits at each step to re-fit.
 
     Args:
@@ -308,7 +308,7 @@ def _is_on_accelerator(model: nn.Module) -> bool:
 
 
 @contextmanager
-def walking(walks: Sequence[Walk]) -> Iterator[None]:
+def walking(walks: Sequence[LabelledGraph]) -> Iterator[None]:
     """When this ends, no thread is left, whatever happened."""
     threads = torch.get_num_threads()
     try:

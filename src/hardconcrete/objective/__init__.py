@@ -1,13 +1,13 @@
 """What is minimised besides the task's own loss, and what belongs to minimising it."""
 
 from hardconcrete.objective.budget import Budget
-from hardconcrete.objective.conventions import lam_per_weight
-from hardconcrete.objective.guards import check_gates, check_run
+from hardconcrete.objective.diagnostics import check_gates, check_run
 from hardconcrete.objective.importance_budget import (
     DESCENT_END,
     DESCENT_START,
     ImportanceBudget,
 )
+from hardconcrete.objective.lam_conventions import lam_per_weight
 from hardconcrete.objective.learned_budget import LearnedBudget
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.recalibrate import recalibrate

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from hardconcrete.cost.expected import KINDS, Ledger
+from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, Group
 from hardconcrete.gating.gated_model import LATENCY

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hardconcrete.cost.expected import Ledger
+from hardconcrete.cost.ledger import Ledger
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY
 from hardconcrete.importance.select import Costs, Selection

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardconcrete.cost.latency import LatencyTable
+from hardconcrete.cost.latency.table import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY

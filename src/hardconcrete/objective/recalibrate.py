@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.bank import GateBank
+from hardconcrete.gating.class_swap import is_swapped
 from hardconcrete.gating.module_gates import KEY
-from hardconcrete.gating.swap import is_swapped
-from hardconcrete.structure.undisturbed import in_mode
+from hardconcrete.graph.model_state import in_mode
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:

@@ -14,6 +14,7 @@ from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.graph.model_state import copied, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.score import EXAMPLES, first_call
 from hardconcrete.importance.stages import (
@@ -25,7 +26,6 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
 from hardconcrete.objective.descent import Descent
 from hardconcrete.pruning.progress import PruningProgress
-from hardconcrete.structure.undisturbed import copied, random_state_kept
 
 
 def prune(

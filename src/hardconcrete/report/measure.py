@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hardconcrete.compaction.dense import expanded
+from hardconcrete.compaction.shrink_history import expanded
 from hardconcrete.cost import Count, count
-from hardconcrete.cost.batches import Inputs, batch_size, resampled
 from hardconcrete.cost.count import readable_bytes, tensors_in
-from hardconcrete.cost.timing import Call, interleaved, quartiles, wait_for
+from hardconcrete.cost.example_inputs import Inputs, batch_size, resampled
+from hardconcrete.cost.latency.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, plain_copy
-from hardconcrete.gating.swap import is_swapped
+from hardconcrete.gating.class_swap import is_swapped
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 """Ways to lay out images and the weights of convolutions in memory."""

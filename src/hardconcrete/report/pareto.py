@@ -12,9 +12,10 @@ from torch import nn
 
 from hardconcrete.compaction.compact import compacted
 from hardconcrete.cost import count
-from hardconcrete.cost.timing import interleaved, quartiles, wait_for
+from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
+from hardconcrete.graph.model_state import random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.score import EXAMPLES
 from hardconcrete.importance.stages import (
@@ -28,7 +29,6 @@ from hardconcrete.objective.descent import Descent
 from hardconcrete.pruning.progress import PruningProgress
 from hardconcrete.pruning.prune import Wanted, prepared
 from hardconcrete.report.plots import BLUE, VERMILION, save_figure
-from hardconcrete.structure.undisturbed import random_state_kept
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

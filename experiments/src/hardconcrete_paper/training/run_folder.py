@@ -1,59 +1,18 @@
 """What a run leaves behind: a record, metrics by epoch, and a checkpoint. Nothing is unpickled."""
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-import hardconcrete
 from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete_paper.training.processes import rank
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and commit: what is needed to read a number later.
-
-    Example:
-        >>> import torch
-        >>> sorted(environment(torch.device("cpu")))
-        ['commit', 'date', 'device', 'hardconcrete', 'python', 'threads', 'torch']
-    """
-    on_gpu = device.type == "cuda"
-    return {
-        "hardconcrete": hardconcrete.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{os.cpu_count()} CPU cores",
-        "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _commit() -> str | None:
-    """What HARDCONCRETE_COMMIT says, or the commit of the checkout this file lies in.
-
-    That is marked if it was changed.
-    """
-    root, told = Path(__file__).parents[3], os.environ.get("HARDCONCRETE_COMMIT")
-    if told or not (root / ".git").exists() or not (root / "src/hardconcrete").is_dir():
-        return told or None
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 @dataclass(frozen=True)

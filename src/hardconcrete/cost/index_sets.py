@@ -1,0 +1,134 @@
+"""The axes of a model, taken apart into strands of indices that go for the same reasons."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.cost.liveness_formulas import EACH, Aliveness, Formula
+from hardconcrete.graph.propagate import LabelledGraph, propagate
+from hardconcrete.graph.trace import trace
+from hardconcrete.units.group import Place, describe
+from hardconcrete.units.relations import Relations, selecting_layers
+
+NOBODY = -1
+"""The group of indices that belong to no unit which could be removed."""
+
+
+@dataclass(frozen=True)
+class IndexSet:
+    """Indices of one group, each with two formulas: what it needs, and what its unit needs."""
+
+    group: int
+    indices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The size of an axis: what always stays, and how often it has each strand."""
+
+    base: int
+    index_sets: tuple[tuple[int, float], ...]
+
+
+class IndexSets:
+    """The size of every axis, by strands; sizes that ``row`` is asked for are part of the ledger.
+
+    Args:
+        model: without gates.
+        example: positional and keyword inputs.
+        gates: as ``write_ledger`` takes them.
+        found: what a walk over the model found, if it is known.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any,
+        gates: Mapping[Place, Tensor],
+        found: LabelledGraph | None = None,
+    ) -> None:
+        self.model, self.example = model, example
+        self.walk = found or propagate(trace(model, *example), model)
+        self.relations = Relations(self.walk)
+        for place, numbers in gates.items():
+            if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units
+                nobody = torch.full_like(numbers, NOBODY)
+                self.relations.roots.setdefault(place, nobody)
+        self.gates = gates
+        self.alive = Aliveness(self.relations, gates)
+        self.formulas: dict[Formula, int] = {}
+        self.index_sets: list[IndexSet] = []
+        self.rows: dict[Row, int] = {}
+        groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
+        self.never_empty = len(groups)
+        alone = self.relations.removable - {root for roots in groups for root in roots}
+        self.groups = groups + [[root] for root in sorted(alone)]
+        self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
+        for k, roots in enumerate(self.groups):
+            own = [self._number(self.alive.unit(root)) for root in roots]
+            self.index_sets.append(IndexSet(k, tuple(zip(own, own, strict=True))))
+        layers = selecting_layers(model, self.relations)
+        self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
+        self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
+        self.selected = {
+            place: row
+            for place, row in self.apart.items()
+            if place[0] in layers and place[1] == 1 and len(self.relations.roots[place]) > 1
+        }
+
+    def row(self, roots: Tensor) -> int:
+        """The number of an axis among the sizes of the ledger, by the units along it."""
+        return self.rows[self._row(roots)]
+
+    def selection(self, path: str) -> tuple[int, int] | None:
+        """What arrives at a layer that may select among its inputs, and what it reads of that."""
+        for place, row in self._selected_in(path):
+            return self.rows[self.arriving[place]], self.rows[row]
+        return None
+
+    def _number(self, formula: Formula) -> int:
+        return self.formulas.setdefault(formula, len(self.formulas))
+
+    def _row(self, roots: Tensor) -> Row:
+        """An axis that is cut where units go."""
+        counts = Counter(self.group_of.get(root, NOBODY) for root in roots.tolist())
+        base = counts.pop(NOBODY, 0)
+        times = tuple((k, n / len(self.groups[k])) for k, n in sorted(counts.items()))
+        return self._known(Row(base, times))
+
+    def _known(self, row: Row) -> Row:
+        self.rows.setdefault(row, len(self.rows))
+        return row
+
+    def _apart(self, place: Place) -> Row | None:
+        """An axis whose indices go one by one; None where they go with their units."""
+        roots = self.relations.roots[place].tolist()
+        hosts = [self.alive.unit(root) for root in roots]
+        needs = self.alive.indices(place)
+        if needs == hosts:
+            return None
+        parts = defaultdict[int, list[tuple[int, int]]](list)
+        for root, need, host in zip(roots, needs, hosts, strict=True):
+            if need:
+                group = self.group_of.get(root, NOBODY)
+                parts[group].append((self._number(need), self._number(host)))
+        start = len(self.index_sets)
+        self.index_sets += [IndexSet(group, tuple(indices)) for group, indices in parts.items()]
+        times = tuple((k, 1.0) for k in range(start, len(self.index_sets)))
+        return self._known(Row(needs.count(frozenset()), times))
+
+    def _kept(self, place: Place) -> Row:
+        return self.selected.get(place, self.arriving[place])
+
+    def _selected_in(self, path: str) -> list[tuple[Place, Row]]:
+        """The input axis of a layer that selects, under whatever name it is called."""
+        module = self.model.get_submodule(path)
+        return [
+            (place, row)
+            for place, row in self.selected.items()
+            if self.model.get_submodule(place[0].rpartition(".")[0]) is module
+        ]

@@ -1,0 +1,122 @@
+"""The other face of a gate: plain layers multiply an activation instead of a parameter.
+
+One function, the same numbers: it is taken where the activation is the smaller tensor, and where
+every example has gates of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hardconcrete.errors import GateError
+from hardconcrete.gating.gated_linear import gated_linear
+from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
+
+Forward = Callable[[Any, Tensor], Tensor]
+
+CONVOLUTIONS = [(kind.forward, kind._conv_forward) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
+"""Both parts of what torch computes; what else a subclass does with its weights is its own."""
+
+
+def activation_forward(module: nn.Module) -> Forward | None:
+    """The gated forward of a dense or convolutional layer that holds its own weights.
+
+    Where a parametrization or a hook computes them, its parts are read, and gated, as parameters.
+    """
+    kind: Any = type(module)
+    selects = hasattr(kind, "base") and "kept_inputs" in module._buffers
+    if selects:  # inputs, of which others were removed by ``shrink``
+        kind = kind.base
+    if not {"weight", "bias"} <= module._parameters.keys():
+        return None
+    if kind.forward is nn.Linear.forward:
+        return _selecting_linear if selects else _linear
+    if (kind.forward, getattr(kind, "_conv_forward", None)) in CONVOLUTIONS:
+        return _selecting_conv if selects else _conv
+    return None
+
+
+def with_activation_gates(module: nn.Module, gates: ModuleGates) -> ModuleGates:
+    """The gates, knowing which of them can multiply an activation of this module."""
+    if activation_forward(module) is None:
+        return gates
+    inner = next((each for each in gates.multipliers if _on_inputs(module, each)), None)
+    return replace(gates, inner=inner, outer=_on_outputs(module, gates.multipliers))
+
+
+def _on_inputs(module: Any, multiplier: Multiplier) -> bool:
+    """Whether gates multiply the inputs, each of which belongs to one gate."""
+    ungrouped = getattr(module, "groups", 1) == 1
+    return ungrouped and multiplier.parameter == "weight" and multiplier.dim == 1
+
+
+def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[Multiplier, ...]:
+    """The multipliers of the outputs, if they gate all parameters alike along them."""
+    own = [name for name, parameter in module._parameters.items() if parameter is not None]
+    found = tuple(each for each in multipliers if each.dim == 0)
+    alike = {(each.groups, each.index) for each in found}
+    complete = sorted(each.parameter for each in found) == sorted(own)
+    return found if complete and len(alike) == 1 else ()
+
+
+def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
+    inner, weight, bias, outer = _place(module, input)
+    if inner is not None and inner.dim() == 1 and getattr(module, KEY).bank.flat:
+        return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
+    return _scaled(F.linear(_scaled(input, inner, 0), weight, bias), outer, trailing=0)
+
+
+def _conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    trailing = len(module.kernel_size)
+    inner, weight, bias, outer = _place(module, input)
+    output = module._conv_forward(_scaled(input, inner, trailing), weight, bias)
+    return _scaled(output, outer, trailing)
+
+
+def _selecting_linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    return _linear(module, input.index_select(-1, module.kept_inputs))
+
+
+def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
+    return _conv(module, input.index_select(-1 - len(module.kernel_size), module.kept_inputs))
+
+
+def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Gates left for the input, weight and bias times theirs, gates left for the output."""
+    gates: ModuleGates = getattr(module, KEY)
+    values = gates.values(module, "weight", "bias")
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
+    inner = gates.inner if on_activations else None
+    outer = gates.outer if on_activations else ()
+    for multiplier in gates.multipliers:
+        if multiplier is inner or multiplier in outer:
+            continue  # what multiplies the output multiplies its bias too
+        if multiplier.parameter == "weight":
+            weight = multiplier.times(weight, gates.bank, values)
+        else:
+            bias = multiplier.times(bias, gates.bank, values)
+    return (
+        inner.gates(gates.bank, values) if inner else None,
+        weight,
+        bias,
+        outer[0].gates(gates.bank, values) if outer else None,
+    )
+
+
+def _scaled(activation: Tensor, z: Tensor | None, trailing: int) -> Tensor:
+    """An activation times the gates of its channels, which lie before ``trailing`` dimensions."""
+    if z is None:
+        return activation
+    batched = activation.dim() - trailing > 1
+    if z.dim() > 1 and (not batched or len(z) != len(activation)):
+        raise GateError(
+            f"a gate per example was drawn for {len(z)} examples, and an activation has "
+            f"{len(activation)}: its dimension 0 must be the batch; or use sample='batch'"
+        )
+    between = activation.dim() - trailing - z.dim()
+    shape = (*z.shape[:-1], *[1] * between, z.shape[-1], *[1] * trailing)
+    return activation * z.reshape(shape).to(activation.dtype)

@@ -1,0 +1,57 @@
+"""A dense layer with gates on its inputs, whose gate gradients cost no matrix product.
+
+The layer only sees x * z, and z only acts through it, so each gate's gradient follows from one
+that is computed anyway: dL/dz = sum(x * dL/d(x z)), or where x needs no gradient, as in a first
+layer, from z dL/dz = sum(W * dL/dW). Dividing by z leaves shut gates without a gradient, which is
+what they have: the rectification of eq. 5 is flat there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from hardconcrete.gating.compilation import in_graph
+
+TINY = 1e-30
+"""Stands for z = 0, where the numerator is 0 as well."""
+
+
+@in_graph
+def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear(x * z, weight, bias)."""
+    plain = x.dim() > 1 and x.dtype == z.dtype == weight.dtype
+    transformed = torch._C._functorch.maybe_current_level() is not None
+    transformed = transformed or forward_ad._current_level >= 0
+    if not plain or transformed or torch.is_autocast_enabled(x.device.type):
+        return F.linear(x * z.to(x.dtype), weight, bias)
+    result: Tensor = _GatedLinear.apply(x, z, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        gated = x * z
+        ctx.save_for_backward(x, gated, z, weight)
+        return F.linear(gated, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, gated, z, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which a saved product is not
+            gated = x * z
+        of_x, of_z, of_weight, of_bias = ctx.needs_input_grad
+        (dy,) = gradients
+        rows, inputs = dy.flatten(0, -2), gated.flatten(0, -2)
+        dw = rows.t() @ inputs if of_weight else None
+        dgated = dy @ weight if of_x or dw is None else None
+        dz = None
+        if of_z and dgated is not None:
+            dz = (x * dgated).flatten(0, -2).sum(0)
+        elif of_z:
+            dz = (weight * dw).sum(0) / z.clamp_min(TINY)
+        dx = dgated * z if of_x else None
+        return dx, dz, dw, rows.sum(0) if of_bias else None

@@ -1,0 +1,1 @@
+"""A model as a graph of operators, with labels for what lives or dies as one."""

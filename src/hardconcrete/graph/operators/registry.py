@@ -1,0 +1,21 @@
+"""Where rules are kept, by the name of their ATen operator without its overload."""
+
+from collections.abc import Callable
+
+from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.values import Value
+
+Rule = Callable[[Scope, Call], Value | list[Value]]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*operators: str) -> Callable[[Rule], Rule]:
+    """Register a rule for these operators."""
+
+    def register(function: Rule) -> Rule:
+        for operator in operators:
+            RULES[operator] = function
+        return function
+
+    return register

@@ -1,0 +1,69 @@
+import pytest
+
+from hardconcrete.cost.latency import timing
+from hardconcrete.cost.latency.timing import WARMUP, interleaved, quartiles, undisturbed
+
+
+class Clock:
+    """A clock that only moves when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "perf_counter", made)
+    return made
+
+
+def test_median_and_quartiles(clock: Clock) -> None:
+    seconds = iter([100] * WARMUP + [5, 1, 2, 4, 3])
+
+    def call() -> None:
+        clock.now += next(seconds)
+
+    (times,) = interleaved([call], repeats=5)
+    assert times == [5000, 1000, 2000, 4000, 3000]
+    assert quartiles(times) == (3000, 2000, 4000)
+
+
+def test_a_time_to_fill(clock: Clock) -> None:
+    """As many rounds as are asked for, and more until so much time has passed."""
+
+    def call() -> None:
+        clock.now += 1
+
+    for seconds, rounds in ((0.0, 3), (2.0, 3), (9.0, 5)):  # of two calls, a second each
+        found = interleaved([call, call], repeats=3, seconds=seconds)
+        assert [len(times) for times in found] == [rounds, rounds]
+
+
+def test_the_clock_waits_for_the_device(clock: Clock) -> None:
+    """What was started before does not count, and what the call started does."""
+    pending = 0.0
+
+    def call() -> None:
+        nonlocal pending
+        pending += 3
+
+    def wait() -> None:
+        nonlocal pending
+        clock.now, pending = clock.now + pending, 0
+
+    assert interleaved([call], 2, wait) == [[3000, 3000]]
+
+
+def test_every_other_round_goes_backwards() -> None:
+    seen: list[str] = []
+    interleaved([lambda: seen.append("a"), lambda: seen.append("b")], repeats=2)
+    assert seen[2 * WARMUP :] == ["a", "b", "b", "a"]
+
+
+def test_what_disturbs_a_few_calls_is_left_out() -> None:
+    assert undisturbed([5.0]) == 5.0
+    assert undisturbed([3.0, 1.0]) == 1.0
+    assert undisturbed([*range(100, 0, -1)]) == 20
