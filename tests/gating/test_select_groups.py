@@ -21,11 +21,11 @@ def attached(**settings: object) -> hc.GatedModel:
 
 
 @pytest.fixture(scope="module")
-def found() -> hc.Structure:
+def found() -> hc.Analysis:
     return hc.find_groups(LeNet5(), X)
 
 
-def test_every_group_that_is_found_gets_gates(found: hc.Structure) -> None:
+def test_every_group_that_is_found_gets_gates(found: hc.Analysis) -> None:
     gated = attached()
     assert names(gated) == list(found.names) == ["conv1", "conv2", "fc1"]
     assert [group.units for group in gated.groups] == [20, 50, 500]
@@ -43,7 +43,7 @@ def test_every_group_that_is_found_gets_gates(found: hc.Structure) -> None:
         ("conv*", ["conv1"], ["conv2"]),
     ],
 )
-def test_patterns(found: hc.Structure, include: object, exclude: object, left: list[str]) -> None:
+def test_patterns(found: hc.Analysis, include: object, exclude: object, left: list[str]) -> None:
     patterns = Patterns.of(include, exclude)  # type: ignore[arg-type]
     assert [group.name for group in patterns.chosen(found)] == left
 

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import CompactionError
-from hardconcrete.gating.groups import GateAxis, Group, in_bank
 from hardconcrete.importance.select import Selection, select_units
+from hardconcrete.units import Axis, Group
+from hardconcrete.units.group import in_order
 
 Costs = Callable[[Tensor], Tensor]
 
 
 def groups_of(*units: int, single_weights: bool = False) -> tuple[Group, ...]:
-    axis = GateAxis("weight", None if single_weights else 1)
-    return in_bank([Group(f"g{k}", (axis,), n, 1) for k, n in enumerate(units)])
+    dim = None if single_weights else 1
+    axes = [(Axis("weight", dim, torch.arange(count)),) for count in units]
+    return in_order(
+        [Group(f"g{k}", "neuron", n, axes[k], parameters=1) for k, n in enumerate(units)]
+    )
 
 
 def chain(groups: Sequence[Group], ends: tuple[int, int], limits: Sequence[float]) -> Costs:

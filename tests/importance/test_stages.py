@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.gating.groups import ungated
 from hardconcrete.importance.select import Selection
 from hardconcrete.importance.stages import Student, cut_in_stages
+from hardconcrete.units.group import raw_parameter
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 
@@ -44,9 +44,9 @@ def test_the_teacher_computes_what_the_gates_allowed() -> None:
 
 def test_what_stays_is_refitted_and_what_is_closed_is_kept(student: Student) -> None:
     before = copy.deepcopy(student.teacher)
-    reader = ungated(student.gated.model, "2.weight").detach().clone()
+    reader = raw_parameter(student.gated.model, "2.weight").detach().clone()
     student.keep(torch.tensor([0.0, 0, 1, 1, 1, 1, 1, 1], dtype=torch.float64))
-    after = ungated(student.gated.model, "2.weight").detach()
+    after = raw_parameter(student.gated.model, "2.weight").detach()
     assert torch.equal(after[:, :2], reader[:, :2])
     assert (after[:, 2:] != reader[:, 2:]).all()
     plain = copy.deepcopy(before)

@@ -40,7 +40,7 @@ def masked(gated: hc.GatedModel, z: Tensor) -> list[Tensor]:
     """The gated weights under a pattern of gates."""
     weights = dict(gated.model.named_parameters())
     return [
-        multiplied(weights[axis.parameter].detach(), axis.dim, z[group.slice])
+        multiplied(weights[axis.tensor].detach(), axis.dim, z[group.slice])
         for group in gated.groups
         for axis in group.axes
     ]

@@ -24,6 +24,7 @@ from hardconcrete.graph.propagate import (
 from hardconcrete.graph.trace import trace
 from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
+from hardconcrete.units.relations import Relations
 
 
 class _Specs:
@@ -128,7 +129,7 @@ def _rewrite(
 
 def _dead_by_plan(plan: CompactionPlan, found: LabelledGraph, seen: set[str] | None) -> Liveness:
     """The dead, as a plan has them: labels with no index that stays in tensors that it has seen."""
-    liveness = Liveness(found, {})
+    liveness = Liveness(found, Relations(found), {})
     removed: set[int] = set()
     staying: set[int] = set()
     unseen: set[int] = set()

@@ -11,7 +11,6 @@ from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import masks
 from hardconcrete.graph.propagate import LabelledGraph, first_names, module_path, operator_name
 from hardconcrete.graph.values import Value
-from hardconcrete.units.group import describe
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import selecting_layers
 
@@ -34,32 +33,34 @@ def make_plan(
         values: of the gates, in place of their readout.
     """
     args, kwargs = gated.example
-    found = gated.look_at(plain)
+    analysis = gated.analyze(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
     z = masks(gated, plain, gates)
-    liveness = Liveness(found, {name: mask.cpu() != 0 for name, mask in z.items()})
+    liveness = Liveness(
+        analysis.labelled,
+        analysis.relations,
+        {name: mask.cpu() != 0 for name, mask in z.items()},
+    )
     liveness.settle()
     reads = {
         name: liveness.open_along(name, 1) & liveness.keeps((name, 1))
         for name in liveness.alive
         if (name, 1) in liveness.roots
     }
-    structure = describe(found, plain, 1)
     chance = masks(gated, plain, gated.gates.distribution().open_probability.detach().cpu())
-    liveness.revive(structure, min_units, chance)
+    liveness.revive(analysis, min_units, chance)
     selections, closed = _selections(liveness, plain, reads)
     groups = {}
-    for group in structure:
-        roots = liveness.relations.units_of(group)
+    for name, roots in analysis.units_by_root.items():
         kept = tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
-        groups[group.name] = Kept(group.units, kept)
+        groups[name] = Kept(len(roots), kept)
     return CompactionPlan(
         model=type(plain).__name__,
         groups=groups,
         cuts=_cuts(liveness, closed),
         scales=_scales(gated, plain, gates),
         selections=selections,
-        attributes=_channels(liveness, found, plain),
+        attributes=_channels(liveness, analysis.labelled, plain),
         inputs=_described([list(args), dict(kwargs)]),
         modules=classes_of(plain),
     )
@@ -94,9 +95,9 @@ def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, 
     found: dict[tuple[str, int | None, int], Scale] = {}
     for group in gated.groups:
         own = gates[group.slice]
-        for axis in group.axes:
-            name = names[axis.parameter]
-            values = axis.gates(own)
+        for axis in group.gated:
+            name = names[axis.tensor]
+            values = axis.expand(own, fill=1.0).flatten()
             if not (values == 1).all():
                 key = name, axis.dim, group.index
                 found[key] = Scale(name, axis.dim, tuple(values.tolist()))
@@ -149,7 +150,7 @@ def kept_indices(liveness: Liveness, value: Value, dim: int) -> Tensor:
     if not parts:
         return torch.ones(value.shape[dim], dtype=torch.bool)
     dead = torch.tensor(sorted(liveness.dead), dtype=torch.int64)
-    roots = liveness.walk.scope.labels.find(parts[0].labels)
+    roots = liveness.labelled.scope.labels.find(parts[0].labels)
     for other in range(len(value.shape)):
         if other != dim:
             roots = roots.narrow(other, 0, 1)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating import GatedModel
 from hardconcrete.importance.select import select_units
 from hardconcrete.objective import Budget, ImportanceBudget
 from hardconcrete.objective.constraint import Constraint, cheapest, delivered
 from hardconcrete.objective.descent import Descent
+from hardconcrete.units import Group
 
 ROUNDING = 1e-12
 """Relative rounding of a sum in float64, which is no excess."""
@@ -106,7 +107,7 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     log_alpha = gated.gates.log_alpha.detach().double()
     chance = gated.gates.distribution().open_probability.double()
     order = log_alpha[group.slice].argsort(descending=True, stable=True) + group.start
-    alike = group.name in {found.name for found in gated.structure or ()}
+    alike = group.name in {found.name for found in gated.analysis or ()}
     blocks: list[Block] = []
     alive = is_open[group.slice].any().item()
     rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
@@ -122,7 +123,7 @@ def kept(gated: GatedModel, round_to: int) -> int:
 
     Where units have gates at several places a group can be shut by none of them alone: just one.
     """
-    found = {group.name for group in gated.structure or ()}
+    found = {group.name for group in gated.analysis or ()}
     return round_to if all(group.name in found for group in gated.groups) else 1
 
 

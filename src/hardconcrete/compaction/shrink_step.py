@@ -1,5 +1,6 @@
 """A gated model brought down to what a plan leaves of it, in place, while it is trained."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,11 +14,11 @@ from hardconcrete.compaction.plan import CompactionPlan, Cut
 from hardconcrete.compaction.shrink_history import KEY, ShrinkHistory, cut_so_far
 from hardconcrete.compaction.tensor_cuts import TensorCutter
 from hardconcrete.errors import CompactionError
-from hardconcrete.gating import GatedModel, Group, remove_gates
-from hardconcrete.gating.groups import GateAxis, in_bank
+from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.gating.placement import put_gates_on
-from hardconcrete.graph.propagate import first_names, named_tensors
-from hardconcrete.units.group import Place
+from hardconcrete.graph.propagate import first_names
+from hardconcrete.units import Group
+from hardconcrete.units.group import in_order
 
 
 def apply_shrink(
@@ -37,7 +38,7 @@ def apply_shrink(
     bank.checks = None if bank.checks is None else bank.checks[kept]
     gated.regroup(groups)
     put_gates_on(model, groups, bank)
-    gated._look = None
+    gated._latest = None
     gated._ledger = after.dense.ledger.among(original, after.gates).to(kept.device)
     gated.__dict__[KEY] = after
 
@@ -86,37 +87,19 @@ def remaining_groups(after: ShrinkHistory) -> tuple[tuple[Group, ...], Tensor]:
 
     A gate is gone when all that it multiplied is gone.
     """
-    cuts = {(cut.tensor, cut.dim): torch.tensor(cut.kept) for cut in after.plan.cuts}
+    names = first_names(after.dense.model)
+    cuts: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    for cut in after.plan.cuts:
+        cuts[cut.tensor][cut.dim] = torch.tensor(cut.kept)
     groups, original = [], []
     for group in after.dense.groups:
-        left = [_units_left(after.dense, group, axis, cuts) for axis in group.axes]
-        units = torch.cat(left).unique()
+        axes = [axis.cut(cuts[names[axis.tensor]]) for axis in group.axes]
+        units = torch.cat([axis.units.flatten() for axis in axes if axis.gated]).unique()
         units = units[units >= 0]
         numbers = torch.full((group.units + 1,), -1)  # the last stands for none
         numbers[units] = torch.arange(len(units))
-        axes = [_renumbered(a, numbers[u]) for a, u in zip(group.axes, left, strict=True)]
+        axes = [axis.renumbered(numbers) for axis in axes]
         removed = group.units - len(units)
         groups.append(replace(group, axes=tuple(axes), units=len(units), removed=removed))
         original.append(units + group.start)
-    return in_bank(groups), torch.cat(original)
-
-
-def _units_left(
-    dense: GatedModel, group: Group, axis: GateAxis, cuts: dict[Place, Tensor]
-) -> Tensor:
-    """The unit of every index that is left along an axis."""
-    name = first_names(dense.model)[axis.parameter]
-    if axis.dim is not None:
-        units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
-        return units[cuts[name, axis.dim]] if (name, axis.dim) in cuts else units
-    shape = named_tensors(dense.model)[name].shape
-    units = torch.arange(group.units).reshape(shape)
-    for dim in range(len(shape)):
-        if (name, dim) in cuts:
-            units = units.index_select(dim, cuts[name, dim])
-    return units.flatten()
-
-
-def _renumbered(axis: GateAxis, units: Tensor) -> GateAxis:
-    plain = torch.equal(units, torch.arange(len(units)))
-    return replace(axis, units=None if plain else units)
+    return in_order(groups), torch.cat(original)

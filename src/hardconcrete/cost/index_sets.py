@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.cost.liveness_formulas import EACH, Aliveness, Formula
-from hardconcrete.graph.propagate import LabelledGraph, propagate
-from hardconcrete.graph.trace import trace
-from hardconcrete.units.group import Place, describe
-from hardconcrete.units.relations import Relations, selecting_layers
+from hardconcrete.units import Analysis, analyze
+from hardconcrete.units.axis import Place
+from hardconcrete.units.relations import selecting_layers
 
 NOBODY = -1
 """The group of indices that belong to no unit which could be removed."""
@@ -41,7 +40,7 @@ class IndexSets:
         model: without gates.
         example: positional and keyword inputs.
         gates: as ``write_ledger`` takes them.
-        found: what a walk over the model found, if it is known.
+        analysis: of this model with these inputs, if it is known.
     """
 
     def __init__(
@@ -49,21 +48,23 @@ class IndexSets:
         model: nn.Module,
         example: Any,
         gates: Mapping[Place, Tensor],
-        found: LabelledGraph | None = None,
+        analysis: Analysis | None = None,
     ) -> None:
         self.model, self.example = model, example
-        self.walk = found or propagate(trace(model, *example), model)
-        self.relations = Relations(self.walk)
-        for place, numbers in gates.items():
-            if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units
-                nobody = torch.full_like(numbers, NOBODY)
-                self.relations.roots.setdefault(place, nobody)
+        analysis = analyze(model, *example) if analysis is None else analysis
+        self.walk = analysis.labelled
+        without_units = {  # along an axis of size 1, or of a kernel, there are none
+            place: torch.full_like(numbers, NOBODY)
+            for place, numbers in gates.items()
+            if place[1] != EACH and place not in analysis.relations.roots
+        }
+        self.relations = analysis.relations.with_roots(without_units)
         self.gates = gates
         self.alive = Aliveness(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
         self.index_sets: list[IndexSet] = []
         self.rows: dict[Row, int] = {}
-        groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
+        groups = [*analysis.units_by_root.values()]
         self.never_empty = len(groups)
         alone = self.relations.removable - {root for roots in groups for root in roots}
         self.groups = groups + [[root] for root in sorted(alone)]

@@ -15,9 +15,10 @@ from hardconcrete.cost.index_sets import NOBODY, IndexSets, Row
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.cost.liveness_formulas import EACH, Element
 from hardconcrete.cost.ragged import filled, joined, padded
-from hardconcrete.graph.propagate import LabelledGraph, first_names, named_tensors
+from hardconcrete.graph.propagate import first_names, named_tensors
 from hardconcrete.graph.trace import at_least_two
-from hardconcrete.units.group import Place
+from hardconcrete.units import Analysis
+from hardconcrete.units.axis import Place
 
 INDEX_BYTES = 8
 """Memory of one index that a layer selects its inputs by."""
@@ -33,7 +34,7 @@ def write_ledger(
     model: nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
     gates: Mapping[Place, Tensor],
-    found: LabelledGraph | None = None,
+    analysis: Analysis | None = None,
 ) -> Ledger:
     """All that is needed to know what a model costs when some gates are shut.
 
@@ -42,7 +43,7 @@ def write_ledger(
         example: positional and keyword inputs, which multiply-adds are counted for.
         gates: for the axes that are gated, the number of the gate of every index, or -1; for a
             parameter with gates on single weights, under ``EACH``, that of each.
-        found: what a walk over the model found, if it is known.
+        analysis: of this model with these inputs, if it is known.
 
     Example:
         >>> import torch
@@ -55,7 +56,7 @@ def write_ledger(
         >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # once in eight times one is kept
         [13.375, 19.5, 53.5]
     """
-    return LedgerWriter(model, example, gates, found).ledger()
+    return LedgerWriter(model, example, gates, analysis).ledger()
 
 
 class LedgerWriter(IndexSets):

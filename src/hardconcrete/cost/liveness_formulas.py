@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from hardconcrete.units.group import Place
+from hardconcrete.units.axis import Place
 from hardconcrete.units.relations import Relations
 
 Element = tuple[int, frozenset[int]]

@@ -3,13 +3,11 @@
 from hardconcrete.gating.attach import attach_gates, plain_copy, remove_gates
 from hardconcrete.gating.compilation import cacheable
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import Group
 from hardconcrete.gating.optimizer import parameter_groups
 from hardconcrete.gating.sites import Site
 
 __all__ = [
     "GatedModel",
-    "Group",
     "Site",
     "attach_gates",
     "cacheable",

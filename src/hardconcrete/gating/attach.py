@@ -16,13 +16,14 @@ from hardconcrete.gating.activation_gates import with_activation_gates
 from hardconcrete.gating.bank import Gate, GateBank
 from hardconcrete.gating.class_swap import is_swapped, restore, swap
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import Group, per_group
+from hardconcrete.gating.groups import per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
 from hardconcrete.gating.sites import Site
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.graph.trace import as_args
+from hardconcrete.units import Group
 
 SPREAD = 0.01
 """Standard deviation of the initial locations (section 4)."""
@@ -169,7 +170,7 @@ def _droprates(choice: SelectedGroups, droprate: float | Mapping[str, float] | N
     """One for each group."""
     if droprate is not None:
         return per_group(choice.groups, droprate, "droprate")
-    traced = {group.name for group in choice.structure or ()}
+    traced = {group.name for group in choice.analysis or ()}
     return [NEARLY_OPEN if group.name in traced else PAPER for group in choice.groups]
 
 
@@ -177,7 +178,7 @@ def _initial_locations(
     model: nn.Module, groups: tuple[Group, ...], droprates: Sequence[float]
 ) -> Tensor:
     """log((1 - p) / p): alpha / (1 + alpha) is the probability to stay."""
-    device = model.get_parameter(groups[0].parameters[0]).device
+    device = model.get_parameter(groups[0].gated_parameters[0]).device
     parts: list[Tensor] = []
     for group, p in zip(groups, droprates, strict=True):
         if not isinstance(p, Real):
@@ -280,6 +281,6 @@ def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[s
     return [
         (group.name, name)
         for group in gated.groups
-        for name in group.parameters
+        for name in group.gated_parameters
         if id(parameters[name]) not in read
     ]

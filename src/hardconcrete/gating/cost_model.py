@@ -12,7 +12,7 @@ from hardconcrete.cost.ledger_writer import write_ledger
 from hardconcrete.cost.liveness_formulas import EACH
 from hardconcrete.gating.attach import plain_copy
 from hardconcrete.graph.propagate import first_names
-from hardconcrete.units.group import Place
+from hardconcrete.units.axis import NO_UNIT, Place
 
 if TYPE_CHECKING:
     from hardconcrete.gating.gated_model import GatedModel
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def ledger_of(gated: "GatedModel") -> Ledger:
     """Written for a copy without gates."""
     plain = plain_copy(gated)
-    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
+    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.analyze(plain))
     return ledger.to(gated.gates.log_alpha.device)
 
 
@@ -29,8 +29,8 @@ def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     """Measured on a copy without gates."""
     plain, example = plain_copy(gated), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
-    found = gated.look_at(plain) if as_attached else None
-    table = measure_latency(plain, example, gate_places(gated), found=found, **settings)
+    analysis = gated.analyze(plain) if as_attached else None
+    table = measure_latency(plain, example, gate_places(gated), analysis=analysis, **settings)
     return table.to(gated.gates.log_alpha.device)
 
 
@@ -40,17 +40,11 @@ def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:
     Of a parameter with gates on single weights, the gate of each; ``EACH`` stands for the axis.
     """
     names = first_names(gated.model)
-    parameters = dict(gated.model.named_parameters(remove_duplicate=False))
     places: dict[Place, Tensor] = {}
     for group in gated.groups:
-        for axis in group.axes:
-            if axis.dim is None:
-                numbers = torch.arange(group.start, group.start + group.units)
-                shape = parameters[axis.parameter].shape
-                places[names[axis.parameter], EACH] = numbers.view(shape)
-            else:
-                units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
-                place = names[axis.parameter], axis.dim
-                before = places.get(place, torch.full_like(units, -1))
-                places[place] = torch.where(units >= 0, units + group.start, before)
+        numbers = torch.arange(group.start, group.start + group.units)
+        for axis in group.gated:
+            gates = axis.expand(numbers, fill=NO_UNIT)
+            place = names[axis.tensor], EACH if axis.dim is None else axis.dim
+            places[place] = torch.where(gates >= 0, gates, places.get(place, gates))
     return places

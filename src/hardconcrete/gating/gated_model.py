@@ -17,10 +17,9 @@ from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import refuse_inside_draw
-from hardconcrete.gating.groups import Group, targets
+from hardconcrete.gating.groups import targets
 from hardconcrete.gating.select_groups import SelectedGroups
-from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.graph.trace_cache import TraceCache
+from hardconcrete.units import Analysis, Group, analyze
 
 LATENCY = "latency_ms"
 """The cost that a clock gives."""
@@ -36,8 +35,8 @@ class GatedModel(nn.Module):
         model: the user's module, its state_dict keys and parameters unchanged.
         gates: the bank, with ``gates.log_alpha`` for all units.
         groups: what is gated, in the order of the bank.
-        structure: what tracing found in the dense model, with what is fixed and why; None where
-            only sites were named.
+        analysis: the groups of the dense model, and what is fixed and why; None where you named
+            sites only.
         overruled: groups found by tracing that have no gates because a named site overlaps them.
 
     Example:
@@ -52,9 +51,6 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
-    _look: TraceCache | None = None
-    """What tracing found last; models that were pickled have none."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -67,11 +63,11 @@ class GatedModel(nn.Module):
         self.model = model
         self.gates = gates
         self.regroup(choice.groups)
-        self.structure = choice.structure
+        self.analysis = choice.analysis
         self.overruled = choice.overruled
         self.sample = sample
         self._example = example
-        self._look = choice.look
+        self._latest = choice.analysis
         self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
         self._nobody_decays()
@@ -84,7 +80,7 @@ class GatedModel(nn.Module):
     @property
     def decayed_by_penalty(self) -> frozenset[str]:
         """Names of the parameters whose decay some penalty carries."""
-        names = (name for group in self.groups for name in group.parameters)
+        names = (name for group in self.groups for name in group.gated_parameters)
         return frozenset(names if self.decaying else ())
 
     def regroup(self, groups: tuple[Group, ...]) -> None:
@@ -154,19 +150,19 @@ class GatedModel(nn.Module):
 
         Records of what was found always say the same, so copies share them.
         """
-        for record in (self.groups, self.structure, self._look, self._ledger, self._latency):
+        for record in (self.groups, self._ledger, self._latency):
             memo[id(record)] = record
         for value in [value for module in self.modules() for value in vars(module).values()]:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
         copied: Any = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__() | {"_look": self._look}, memo))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the last look at the model, whose graph cannot be sent elsewhere."""
-        state = {**self.__dict__, "_look": None}
+        """Without what belongs to this model alone."""
+        state = dict(self.__dict__)
         del state["decaying"], state["decayed_by_optimizer"]
         return state
 
@@ -222,11 +218,11 @@ class GatedModel(nn.Module):
         """How many gates of each group the readout leaves open, as the paper counts them."""
         return tuple(int((values > 0).sum()) for values in self.gate_values().values())
 
-    def look_at(self, plain: nn.Module) -> LabelledGraph:
-        """What tracing finds in the model without its gates; as long as that stays, only once."""
-        if self._look is None or not self._look.fits(plain):
-            self._look = TraceCache.at(plain, *self.example)
-        return self._look.walk
+    def analyze(self, plain: nn.Module) -> Analysis:
+        """The analysis of the model without its gates; the latest one as long as it fits."""
+        if self._latest is None or not self._latest.fits(plain):
+            self._latest = analyze(plain, *self.example)
+        return self._latest
 
     @property
     def ledger(self) -> Ledger:

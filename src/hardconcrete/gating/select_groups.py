@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.gating.groups import Group, in_bank, site_groups, unit_groups
+from hardconcrete.gating.groups import site_groups
 from hardconcrete.gating.sites import Site, named_sites
-from hardconcrete.graph.trace_cache import TraceCache
-from hardconcrete.units import Structure, UnitGroup
-from hardconcrete.units.group import batch_of, describe
+from hardconcrete.units import Analysis, Group, analyze
+from hardconcrete.units.group import in_order
 
 AUTO = "auto"
 
@@ -34,7 +33,7 @@ class Patterns:
                     (include, exclude)]  # fmt: skip
         return cls(*as_tuple)
 
-    def chosen(self, found: Structure) -> list[UnitGroup]:
+    def chosen(self, found: Analysis) -> list[Group]:
         """The groups whose names fit."""
         for pattern in (*self.include, *self.exclude):
             if not any(_fits(name, pattern) for name in found.names):
@@ -60,14 +59,12 @@ class SelectedGroups:
 
     Args:
         groups: in the order of the bank.
-        look: what tracing found, where it was asked for.
-        structure: the same, as the user is told.
+        analysis: what tracing found, if sites="auto".
         overruled: groups that were found and have no gates, with the named site that they overlap.
     """
 
     groups: tuple[Group, ...]
-    look: TraceCache | None = None
-    structure: Structure | None = None
+    analysis: Analysis | None = None
     overruled: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,22 +82,21 @@ def select_groups(
     if not auto:
         if patterns != Patterns():
             raise SiteError("include and exclude choose among units that are found: sites='auto'")
-        return SelectedGroups(in_bank(site_groups(model, named_sites(model, given))))
+        return SelectedGroups(in_order(site_groups(model, named_sites(model, given))))
     named = [site for site in given if site != AUTO]
     explicit = named_sites(model, named) if named else {}
-    look = TraceCache.at(model, args, kwargs)
-    found = describe(look.walk, model, batch_of(look.walk))
+    found = analyze(model, args, kwargs)
     overruled = _overruled(model, found, explicit)
     chosen = [group for group in patterns.chosen(found) if group.name not in overruled]
     if not chosen and not named:
         raise SiteError(_nothing(found))
     place = list(given).index(AUTO)
     by_site = site_groups(model, explicit)
-    groups = in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]])
-    return SelectedGroups(groups, look, found, overruled)
+    groups = in_order([*by_site[:place], *chosen, *by_site[place:]])
+    return SelectedGroups(groups, found, overruled)
 
 
-def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site]) -> dict[str, str]:
+def _overruled(model: nn.Module, found: Analysis, explicit: Mapping[str, Site]) -> dict[str, str]:
     """Groups that own a dimension which a named site gates, with that site."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     taken = [
@@ -119,7 +115,7 @@ def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site])
     }
 
 
-def _nothing(found: Structure) -> str:
+def _nothing(found: Analysis) -> str:
     reasons = "; ".join(map(str, found.fixed[:3]))
     return (
         f"no units that could be removed were left in {found.model}: {reasons or 'no parameters'}"

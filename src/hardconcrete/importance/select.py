@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import CompactionError
-from hardconcrete.gating import Group
+from hardconcrete.units import Group
 
 Costs = Callable[[Tensor], Tensor]
 """Each cost as a part of its limit, for open gates in float64; the limits are met at 1."""
@@ -51,7 +51,7 @@ def select_units(
         What is open then, 0 or 1, in float64.
 
     Example:
-        >>> group = Group("fc1", (), units=4, size=1, index=0, start=0)
+        >>> group = Group("fc1", "neuron", units=4, axes=(), parameters=1, index=0)
         >>> score, is_open = torch.tensor([3.0, 1.0, 4.0, 2.0]), torch.ones(4)
         >>> select_units(score, [group], is_open, lambda z: z.sum(0, keepdim=True) / 2.5)
         tensor([1., 0., 1., 0.], dtype=torch.float64)

@@ -11,12 +11,12 @@ from torch import Tensor
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
 from hardconcrete.gating.folding import fold, masks
-from hardconcrete.gating.groups import ungated
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import Refit, refit
 from hardconcrete.importance.score import measure_importance
 from hardconcrete.importance.select import Costs, Selection, select_units
+from hardconcrete.units.group import raw_parameter
 
 Descent = Callable[[float], tuple[Costs, Selection]]
 """The costs at a part of the way down, as parts of their limits there; at 1 it is the end."""
@@ -70,12 +70,12 @@ class Student:
         self.is_open = is_open
         z = masks(self.gated, self.gated.model, self.gates)
         plain = remove_gates(self.gated)
-        before = {name: ungated(plain, name).detach().clone() for name in z}
+        before = {name: raw_parameter(plain, name).detach().clone() for name in z}
         fold(self.gated, plain, self.gates)
         self.refit = refit(plain, self.teacher, self.batches, self.loss)
         with torch.no_grad():
             for name, was in before.items():
-                parameter = ungated(plain, name)
+                parameter = raw_parameter(plain, name)
                 parameter.copy_(torch.where(z[name] != 0, parameter, was))
         put_gates_on(plain, self.gated.groups, self.gated.gates)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY
+from hardconcrete.units import Group
 
 WORDS = {
     "params": "parameters",
@@ -148,11 +149,11 @@ def constraints(
         for name, limit in units.items():
             group = _group(gated, name)
             words = f"units of {name}"
-            dense = group.all_units
+            dense = group.dense_units
             absolute = _absolute(words, limit, dense)
             found.append(Constraint(words, words, dense, absolute, None, name))
     elif units is not None:
-        dense = sum(group.all_units for group in gated.groups)
+        dense = sum(group.dense_units for group in gated.groups)
         absolute = _absolute("units", units, dense)
         kept = sum(group.keeps_one for group in gated.groups)
         if absolute < kept:

@@ -57,7 +57,7 @@ class Descent:
         if not self.limits:
             return lambda is_open: is_open.new_zeros(1), Selection()
         target = torch.maximum(self.start * (self.end / self.start) ** part, self.end)
-        known = {group.name for group in self.gated.structure or ()}
+        known = {group.name for group in self.gated.analysis or ()}
         alike = frozenset(k for k, group in enumerate(self.gated.groups) if group.name in known)
         smooth = partial(self._expected, target=target)
         settings = Selection(smooth, reopen, self._one_each, alike)

@@ -251,7 +251,7 @@ def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
 
 def _collapsed(gated: GatedModel) -> list[str]:
     left = dict(zip(gated.gate_values(), gated.units_left(), strict=True))
-    units = {group.name: group.all_units for group in gated.groups}
+    units = {group.name: group.dense_units for group in gated.groups}
     gone = [name for name, n in left.items() if n <= LITTLE * units[name]]
     remedy = "a smaller lambda, one by group, a slower start of it, or a budget keeps more"
     if len(gone) == len(left):

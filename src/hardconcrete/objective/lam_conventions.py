@@ -52,6 +52,6 @@ def lam_per_weight(
     if gated is None:
         raise ArgumentError(f"per={per!r} needs gated=, whose gates and weights are counted")
     if per == "share":
-        return lam / sum(group.all_units * group.size for group in gated.groups)
-    gates = sum(group.all_units for group in gated.groups) if per == "mean" else 1
+        return lam / sum(group.dense_units * group.size for group in gated.groups)
+    gates = sum(group.dense_units for group in gated.groups) if per == "mean" else 1
     return {group.name: lam / (gates * group.size) for group in gated.groups}

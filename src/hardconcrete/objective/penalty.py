@@ -12,8 +12,9 @@ from torch.distributions import kl_divergence
 from hardconcrete.distributions import Rectified
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import per_group, ungated, without_gates
+from hardconcrete.gating.groups import per_group, without_gates
 from hardconcrete.objective.budget import refuse_measured_gates
+from hardconcrete.units.group import raw_parameter
 
 Lam = float | str | Mapping[str, float]
 Schedule = Callable[[int], float | Mapping[str, float]]
@@ -150,7 +151,7 @@ class L0Penalty:
         """Of what has no gate in parameters whose decay is carried here."""
         squares: Tensor | float = 0.0
         for name, indices in self._free.items():
-            part = ungated(self.gated.model, name)
+            part = raw_parameter(self.gated.model, name)
             for dim, index in indices.items():
                 part = part.index_select(dim, index.to(part.device))
             squares = squares + part.float().square().sum()
@@ -194,7 +195,7 @@ class L0Penalty:
 
     def _refuse_second_decay(self) -> None:
         """Refuse weights that decay in an optimiser already."""
-        names = frozenset(name for group in self.gated.groups for name in group.parameters)
+        names = frozenset(name for group in self.gated.groups for name in group.gated_parameters)
         if names & self.gated.decayed_by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "

@@ -1,13 +1,14 @@
 """Who is dead: units that nothing reads any more, or that are always zero, and what follows."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.units.group import Place, Structure
+from hardconcrete.units.analysis import Analysis
+from hardconcrete.units.axis import Axis, Place
+from hardconcrete.units.group import Group
 from hardconcrete.units.relations import Relations
 
 
@@ -16,15 +17,16 @@ class Liveness:
     """What is known of each unit while the dead are counted.
 
     Args:
-        walk: labels of the model without gates.
+        labelled: the graph of the model without gates.
+        relations: what reads and makes its units.
         alive: for every gated parameter which entries are not shut, as ``masks`` has it.
     """
 
-    walk: LabelledGraph
+    labelled: LabelledGraph
+    relations: Relations
     alive: dict[str, Tensor]
 
     def __post_init__(self) -> None:
-        self.relations = Relations(self.walk)
         self.roots = self.relations.roots
         self.dead: set[int] = set()
         self.revived: set[int] = set()
@@ -42,7 +44,7 @@ class Liveness:
 
     def open_along(self, name: str, dim: int) -> Tensor:
         """Which indices along a dimension have an entry that is not shut and not cut."""
-        value = self.walk.tensors[name]
+        value = self.labelled.tensors[name]
         if name not in self.alive:
             return torch.ones(value.shape[dim], dtype=torch.bool)
         entries = self.alive[name]
@@ -74,10 +76,10 @@ class Liveness:
                     made_of[root] = made_of.get(root, True) and not entry_open
         return {root for root, shut in made_of.items() if shut} - self.relations.disturbed
 
-    def revive(self, structure: Structure, least: int, chance: dict[str, Tensor]) -> None:
+    def revive(self, analysis: Analysis, least: int, chance: dict[str, Tensor]) -> None:
         """Let every group keep its likeliest units, so that no layer is left with nothing."""
-        for group in structure:
-            roots = self.relations.units_of(group)
+        for group in analysis:
+            roots = analysis.units_by_root[group.name]
             alive = [root for root in roots if root not in self.dead]
             if len(alive) < least:
                 scores = self._scores(group, chance)
@@ -86,7 +88,7 @@ class Liveness:
                     self.dead.discard(roots[k])
                     self.revived.add(roots[k])
 
-    def _scores(self, group: Any, chance: dict[str, Tensor]) -> list[float]:
+    def _scores(self, group: Group, chance: dict[str, Tensor]) -> list[float]:
         """How likely each unit is to be made and read: by its makers and its likeliest reader."""
         made, read = torch.ones(group.units), torch.zeros(group.units)
         for axis in group.axes:
@@ -97,13 +99,13 @@ class Liveness:
         return [float(score) for score in made * read]
 
 
-def _by_unit(axis: Any, units: int, chance: dict[str, Tensor]) -> Tensor:
+def _by_unit(axis: Axis, units: int, chance: dict[str, Tensor]) -> Tensor:
     """The largest chance among the entries that each unit owns along an axis."""
     if axis.tensor not in chance:
         return torch.ones(units)
-    top = _each(chance[axis.tensor].float().cpu(), axis.dim).amax(1).expand(len(axis.units))
-    own = axis.units >= 0
-    return torch.zeros(units).scatter_reduce(0, axis.units[own], top[own], "amax")
+    entries = chance[axis.tensor].float().cpu()
+    dim = 0 if axis.dim is None else axis.dim  # traced axes have one
+    return axis.largest(_each(entries, dim).amax(1), units)
 
 
 def _each(entries: Tensor, dim: int) -> Tensor:

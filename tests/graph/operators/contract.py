@@ -65,7 +65,7 @@ def assert_contract(
 ) -> None:
     model, inputs = build(), lambda batch: ((torch.randn(batch, *shape),), {})
     gated = with_random_gates(model, inputs) if groups else None
-    found = hc.find_groups(model, *inputs(2)) if gated is None else gated.structure
+    found = hc.find_groups(model, *inputs(2)) if gated is None else gated.analysis
     assert {group.name: group.units for group in found} == groups
     assert not why or any(why in str(entry) for entry in found.fixed), str(found)
     if gated is not None:

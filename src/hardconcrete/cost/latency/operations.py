@@ -141,7 +141,7 @@ def operations(
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
         >>> example = (torch.zeros(2, 4),), {}
-        >>> writer = Writer(model, example, {("2.weight", 1): torch.arange(6)})
+        >>> writer = LedgerWriter(model, example, {("2.weight", 1): torch.arange(6)})
         >>> [one.name for one in operations(writer, model, example, batch=1)][1:]
         ['relu.default(float32[1,a6])', 'linear.default(float32[1,a6], float32[2,a6], float32[2])']
     """

@@ -29,8 +29,8 @@ from hardconcrete.cost.latency.timing import Call
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import LedgerWriter
 from hardconcrete.errors import ArgumentError
-from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.units.group import Place
+from hardconcrete.units import Analysis
+from hardconcrete.units.axis import Place
 
 BELIEF = 0.75
 """How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
@@ -153,7 +153,7 @@ def measure_latency(
     example: Inputs,
     gates: Mapping[Place, Tensor],
     *,
-    found: LabelledGraph | None = None,
+    analysis: Analysis | None = None,
     batch: int | None = None,
     repeats: int | None = None,
     fresh: bool = False,
@@ -164,7 +164,7 @@ def measure_latency(
         model: without gates; it is traced, not changed.
         example: positional and keyword inputs.
         gates: for the axes that are gated, the number of the gate of every index, or -1.
-        found: what a walk over the model found, for this example, if it is known.
+        analysis: of this model with these inputs, if it is known.
         batch: the number of examples, as many as in the example unless given.
         repeats: timed calls of each operator at each point of its grid; without it three passes of
             five calls and three seconds at least, of which the least counts.
@@ -174,7 +174,7 @@ def measure_latency(
     batch = size if batch is None else batch
     if batch < 1 or (repeats is not None and repeats < 2):
         raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
-    known = found if batch == size > 1 else None
+    known = analysis if batch == size > 1 else None
     writer = LedgerWriter(model, resampled(example, size, max(batch, 2)), gates, known)
     timed = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device

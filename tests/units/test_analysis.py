@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.planner import make_plan
-from hardconcrete.cost import index_sets
 from hardconcrete.gating import plain_copy
-from hardconcrete.graph import trace_cache as module
-from hardconcrete.graph.trace_cache import TraceCache
+from hardconcrete.units import Analysis, analysis, analyze
 from tests.zoo import GATED, Entry, gated_network
 
 
@@ -114,54 +112,57 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_fits_until_the_model_changes(change: Callable[[Net], None]) -> None:
     net = Net()
-    look = TraceCache.at(net, (INPUT,))
+    found = analyze(net, (INPUT,))
     other = copy.deepcopy(net).train().requires_grad_(False)
-    assert look.fits(net)
-    assert look.fits(other)
+    assert found.fits(net)
+    assert found.fits(other)
     change(net)
-    assert not look.fits(net)
+    assert not found.fits(net)
 
 
 def test_what_cannot_be_compared_never_fits() -> None:
     net = Net()
     with_something_unknown(net)
-    assert not TraceCache.at(net, (INPUT,)).fits(net)
+    assert not analyze(net, (INPUT,)).fits(net)
 
 
 def test_settings_may_contain_themselves() -> None:
     net = Net()
     net.settings.inner["all"] = net.settings  # type: ignore[assignment]
-    assert TraceCache.at(net, (INPUT,)).fits(copy.deepcopy(net))
+    assert analyze(net, (INPUT,)).fits(copy.deepcopy(net))
 
 
 def test_rounding_of_products_is_a_part_of_the_graph() -> None:
     net = Net()
-    look = TraceCache.at(net, (INPUT,))
+    found = analyze(net, (INPUT,))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not look.fits(net)
+        assert not found.fits(net)
 
 
 def test_it_does_not_keep_the_model() -> None:
     net, example = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), INPUT.clone()
     kept = [*net.parameters(), *net.buffers(), example]
-    look, refs = TraceCache.at(net, (example,)), [weakref.ref(tensor) for tensor in kept]
+    found, refs = analyze(net, (example,)), [weakref.ref(tensor) for tensor in kept]
     del net, example, kept
     gc.collect()
     assert not any(ref() is not None for ref in refs)
-    assert look.walk.tensors["0.weight"].shape == (6, 4)
+    assert found.labelled.tensors["0.weight"].shape == (6, 4)
 
 
-def test_a_gated_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_traced_once_on_the_way_to_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     traced = []
 
     def counted(*args: object) -> object:
         traced.append(args)
         return trace(*args)  # type: ignore[arg-type]
 
-    trace = module.trace
-    monkeypatch.setattr(module, "trace", counted)
-    monkeypatch.setattr(index_sets, "trace", counted)
-    gated = hc.attach_gates(Net(), INPUT, droprate=0.5).eval()
+    trace = analysis.trace
+    monkeypatch.setattr(analysis, "trace", counted)
+    net = Net()
+    hc.find_groups(net, INPUT)
+    gated = hc.attach_gates(net, INPUT, droprate=0.5).eval()
     gated.gates.log_alpha.data[::2] = -5.0
     gated.delivered("macs")
     gated.measure_latency(repeats=2)
@@ -172,11 +173,11 @@ def test_a_gated_model_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("entry", GATED[::12], ids=[entry.name for entry in GATED[::12]])
-def test_what_is_kept_is_what_would_be_found_again(entry: Entry) -> None:
+def test_a_kept_analysis_equals_a_new_one(entry: Entry) -> None:
     kept = gated_network(entry)
     kept.gates.log_alpha.data[::3] = -9.0
     fresh = copy.deepcopy(kept)
-    fresh._look = fresh._ledger = None
+    fresh._latest = fresh._ledger = None
     assert torch.equal(kept.ledger.dense, fresh.ledger.dense)
     open_ones = torch.rand(5, len(kept.gates.log_alpha)).round()
     for is_open in open_ones:
@@ -185,7 +186,7 @@ def test_what_is_kept_is_what_would_be_found_again(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("change", [summed_by_name, summed_by_settings, hooked])
-def test_a_model_that_was_changed_is_looked_at_again(change: Callable[[Net], None]) -> None:
+def test_a_model_that_was_changed_is_analyzed_again(change: Callable[[Net], None]) -> None:
     """A sum over units needs them all, where the old graph would have let some go."""
     gated = hc.attach_gates(Net(), INPUT, droprate=0.5).eval()
     change(gated.model)  # type: ignore[arg-type]
@@ -198,38 +199,65 @@ def test_a_model_that_was_changed_is_looked_at_again(change: Callable[[Net], Non
 def test_what_loads_a_state_does_not_matter() -> None:
     """The hook of a weight norm is another one in a copy."""
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.Linear(5, 2))
-    assert TraceCache.at(net, (torch.zeros(2, 6),)).fits(copy.deepcopy(net))
+    assert analyze(net, (torch.zeros(2, 6),)).fits(copy.deepcopy(net))
 
 
-def test_a_look_in_inference_mode_serves_outside() -> None:
+def test_an_analysis_made_in_inference_mode_serves_outside() -> None:
     gated = hc.attach_gates(Net(), INPUT, sites=["second:in", "last:in"]).eval()
     gated.gates.log_alpha.data[::2] = -20.0
     with torch.inference_mode():
         gated.delivered("macs")
     assert torch.allclose(hc.compact(gated)(INPUT), gated(INPUT), atol=1e-6)
     assert hc.shrink(gated, None)
-    assert gated._look is None
+    assert gated._latest is None
 
 
-def test_models_from_before_have_none() -> None:
-    gated = hc.attach_gates(Net(), INPUT)
-    del gated.__dict__["_look"]
-    assert copy.deepcopy(gated).delivered("macs") > 0
+def changed_weights(net: Net) -> None:
+    net.last = nn.Linear(6, 3)
 
 
-def test_named_sites_are_looked_at_when_it_is_asked_for() -> None:
+@pytest.mark.parametrize("other", ["model", "batch", "features", "copy"])
+def test_another_call_is_analyzed_anew(other: str) -> None:
+    net = Net()
+    first = hc.find_groups(net, INPUT)
+    assert hc.find_groups(net, torch.zeros(3, 4)) is first  # numbers do not matter
+    if other == "model":
+        changed_weights(net)
+    inputs = torch.zeros(5, 4) if other == "batch" else INPUT
+    again = hc.find_groups(
+        copy.deepcopy(net) if other == "copy" else net, inputs, input_features=other == "features"
+    )
+    assert again is not first
+    assert again.names[-1:] == first.names[-1:]
+
+
+def test_the_analysis_of_a_model_that_is_gone_is_freed() -> None:
+    found = weakref.ref(hc.find_groups(Net(), INPUT))
+    gc.collect()
+    assert found() is None
+
+
+def test_a_pickled_analysis_has_groups_and_no_graph() -> None:
+    net = Net()
+    found = hc.find_groups(net, INPUT)
+    there: Analysis = pickle.loads(pickle.dumps(found))
+    assert str(there) == str(found)
+    assert not there.fits(net)
+
+
+def test_named_sites_are_traced_when_costs_are_asked_for() -> None:
     gated = hc.attach_gates(Net(), INPUT, sites=["second:in"])
-    assert gated._look is None
+    assert gated._latest is None
     hc.compact(gated)
-    first = gated._look
+    first = gated._latest
     assert first is not None
     assert gated.ledger is not None
-    assert gated._look is first
+    assert gated._latest is first
 
 
 def test_it_does_not_travel() -> None:
     gated = hc.attach_gates(Net(), INPUT)
     there = pickle.loads(pickle.dumps(gated))
-    assert gated._look is not None
-    assert there._look is None
+    assert gated._latest is not None
+    assert there._latest is not gated._latest
     assert there.delivered("macs") == gated.delivered("macs")
