@@ -41,6 +41,10 @@ def test_the_blocks_of_a_guide_run_in_order(
         "docs/gallery.md",
         "docs/comparison.md",
         "docs/wide.md",
+        "results/README.md",
+        "experiments/README.md",
+        "experiments/notes/mnist.md",
+        "experiments/notes/cifar.md",
     ],
 )
 def test_links_lead_somewhere(page: str) -> None:
