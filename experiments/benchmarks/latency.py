@@ -40,7 +40,7 @@ def small_network() -> torch.nn.Module:
 def main() -> None:
     """Measure and print, and perhaps write, the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", type=Path, help="small-0.safetensors of `hardconcrete-paper lenet5`")
+    parser.add_argument("--small", type=Path, help="small-0.safetensors of a LeNet-5")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     small = hc.load(arguments.small, LeNet5()) if arguments.small else small_network()

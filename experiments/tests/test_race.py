@@ -11,7 +11,7 @@ from torch import nn
 
 import hardconcrete as hc
 from benchmarks.race import all_jobs, parse
-from benchmarks.racing import budgets, kept, methods, train
+from benchmarks.racing import budgets, checkpoint_archive, methods, train
 from benchmarks.racing.checkpoint import Checkpoint, Paused
 from benchmarks.racing.data import Crops, Data
 from benchmarks.racing.jobs import Job
@@ -253,22 +253,22 @@ def test_a_compiled_training_learns_the_same(tiny, monkeypatch):
 
 
 def test_what_is_kept_comes_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "MAX_PART_BYTES", 30_000)
+    monkeypatch.setattr(checkpoint_archive, "MAX_PART_BYTES", 30_000)
     work, folder, other = (tmp_path / name for name in ("work", "kept", "other"))
     work.mkdir()
     files = [work / name for name in ("first.pt", "large.pt", "last.pt")]
     for file, size in zip(files, (50_000, 90_000, 5_000), strict=True):
         file.write_bytes(bytes(range(250)) * (size // 250))
-    assert kept.keep(files, folder) == [files[1]]
+    assert checkpoint_archive.keep(files, folder) == [files[1]]
     assert len(list(folder.iterdir())) > 1
     assert all(part.stat().st_size <= 30_000 for part in folder.iterdir())
-    kept.restore(folder, other)
+    checkpoint_archive.restore(folder, other)
     assert {file.name: file.read_bytes() for file in other.iterdir()} == {
         file.name: file.read_bytes() for file in (files[0], files[2])
     }
     next(folder.iterdir()).unlink()
     with pytest.raises(FileNotFoundError, match="parts of an archive"):
-        kept.restore(folder, tmp_path)
+        checkpoint_archive.restore(folder, tmp_path)
 
 
 def test_a_command_can_have_several_lists_of_jobs(tmp_path):

@@ -21,9 +21,9 @@ import torch
 from torch import multiprocessing
 
 from benchmarks.racing.checkpoint import Checkpoint, Paused
+from benchmarks.racing.checkpoint_archive import keep, restore
 from benchmarks.racing.data import Data, cache_split
 from benchmarks.racing.jobs import DENSE, Job, run_job
-from benchmarks.racing.kept import keep, restore
 from benchmarks.racing.plan import seconds
 
 SECONDS_TO_PAUSE = 30

@@ -9,13 +9,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hardconcrete.demo import Prepare
+from hardconcrete.demo import Prepare, scaled
 from hardconcrete.demo.data import Images
 from hardconcrete.errors import ArgumentError
 from hardconcrete_paper.training.cudnn_trials import tried
@@ -25,16 +24,6 @@ from hardconcrete_paper.training.stacked_learners import StackedLearners
 
 WARM_UP = 3
 """Steps before capture: they create the optimiser's state, and are undone."""
-
-
-def scaled(images: Tensor) -> Tensor:
-    """Pixels of 0 to 255, brought to [0, 1].
-
-    Example:
-        >>> scaled(torch.tensor([0, 51, 255], dtype=torch.uint8))
-        tensor([0.0000, 0.2000, 1.0000])
-    """
-    return images.float().div_(255)
 
 
 class Engine:
@@ -179,48 +168,6 @@ class Engine:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._in_turn()
         return graph.replay
-
-
-def error_rate(
-    model: nn.Module, data: Images, batch_size: int = 1000, prepare: Prepare = scaled
-) -> float:
-    """Percentage of wrong answers, in evaluation mode.
-
-    Example:
-        >>> import torch
-        >>> from hardconcrete.demo.data import Images
-        >>> blank = torch.zeros(4, 1, 1, 3, dtype=torch.uint8)
-        >>> data = Images(blank, torch.tensor([0, 0, 0, 1]), "blank")
-        >>> error_rate(torch.nn.Flatten(), data)
-        25.0
-    """
-    wrong = answers(model, data, batch_size, prepare) != data.labels
-    return 100 * int(wrong.sum()) / len(data)
-
-
-def answers(
-    model: nn.Module, data: Images, batch_size: int = 1000, prepare: Prepare = scaled
-) -> Tensor:
-    """The class that a network gives to every image, in evaluation mode and full precision.
-
-    Example:
-        >>> import torch
-        >>> from hardconcrete.demo.data import Images
-        >>> bright = torch.tensor([[[[0, 9]]], [[[9, 0]]]], dtype=torch.uint8)
-        >>> answers(torch.nn.Flatten(), Images(bright, torch.zeros(2).long(), "bright"))
-        tensor([1, 0])
-    """
-    training = model.training
-    model.eval()
-    device = next(chain(model.parameters(), [torch.zeros(())])).device
-    exact = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)  # near ties stay as they are
-    with torch.no_grad(), exact:
-        found = [
-            model(prepare(images.to(device))).argmax(1).cpu()
-            for images in data.images.split(batch_size)
-        ]
-    model.train(training)
-    return torch.cat(found)
 
 
 @contextmanager

@@ -195,10 +195,10 @@ class Learner:
             self.recipe = replace(self.recipe, shrink=0)
             return False
         self._savings = (0.0, 0.0) if report else (last, report.saved)
-        self._look_again()
+        self._refresh()
         return bool(report)
 
-    def _look_again(self) -> None:
+    def _refresh(self) -> None:
         """See what is left; penalties too, before their calls are compiled for what was."""
         self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
         for penalty in self.objective.penalties:
@@ -212,7 +212,7 @@ class Learner:
             model.load_state_dict(
                 {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
             )
-        self._look_again()
+        self._refresh()
         for optimizer in self.optimizers:
             for parameter, own in optimizer.state.items():
                 for key, value in own.items():

@@ -21,12 +21,11 @@ from torch.nn import functional
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.overrides import TorchFunctionMode
 
+from hardconcrete.demo import Prepare
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import cacheable
 from hardconcrete_paper.training.learner import RANK_STRIDE, Learner
 from hardconcrete_paper.training.processes import rank, world
-
-Prepare = Callable[[Tensor], Tensor]
 
 PARTS = 25
 """Parts of a batch whose weight gradients are summed: one long sum would keep few cores busy."""
