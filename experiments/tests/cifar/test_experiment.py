@@ -142,7 +142,7 @@ def test_a_budget_of_parameters_alone_and_beside_multiply_adds() -> None:
     assert alone.settings()["macs"] is None
     assert CifarExperiment.of(alone.settings()) == alone
     both = small(variant="budget", macs=0.6, params=0.3)
-    assert both.told == ["0.6", "params 0.3"]
+    assert both.labels == ["0.6", "params 0.3"]
     budget = cifar_learner(both, 50_000, CPU).budget
     assert budget is not None
     targets = [each.limit / each.dense for each in budget.constraints]

@@ -33,7 +33,7 @@ GATE_LR = 5e-3
 SCHEDULE = (0.3, 0.6, 0.8)
 """Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
 WARMUP = 0.1
-"""Part of the training in which a budget comes down, unless told otherwise: the rest is cheaper."""
+"""Part of the training in which a budget comes down by default: the rest is cheaper."""
 ROUND_TO = 8
 """What a budget leaves of each group is a multiple of this: other widths are slow on a GPU."""
 
@@ -51,7 +51,7 @@ class CifarExperiment:
         network: ``"wrn-28-10"`` or another depth and width, ``"resnet-110"``, ``"preact-110"``.
         lam: lambda times N, for ``"l0"`` alone; 0.001 if None.
         macs: the part of the dense multiply-adds to keep, for ``"budget"`` alone; half if neither
-            this nor the next is told.
+            this nor the next is given.
         params: the part of the dense parameters to keep, likewise.
         gate_lr: a learning rate of Adam for the gates, outside the schedule; 5e-3 for ``"budget"``.
             For ``"l0"`` the paper's has none: there the gates move with the weights, and not far.
@@ -169,7 +169,7 @@ class CifarExperiment:
         return round((self.swa or 0) * self.epochs)
 
     @property
-    def told(self) -> list[str]:
+    def labels(self) -> list[str]:
         """What makes two rows of a variant differ, in words."""
         if self.variant == "budget":
             marks = {"macs": "", "params": "params "}
@@ -189,7 +189,7 @@ class CifarExperiment:
             >>> CifarExperiment(network="wrn-10-1", seed=3).name
             'wrn-10-1-cifar10-l0-0.001-seed3'
         """
-        setting = [each.replace(" ", "") for each in self.told]
+        setting = [each.replace(" ", "") for each in self.labels]
         if self.gate_lr is not None:
             setting += [f"gates{self.gate_lr:g}"]
         if self.warmup is not None:

@@ -1,4 +1,4 @@
-"""Table 2 and figure 4: what the runs on CIFAR say, beside the paper."""
+"""Table 2 and figure 4: the runs on CIFAR, with the paper's numbers."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +53,8 @@ class Run:
             if value is not None:
                 marks.append(f"{mark} {value:g}")
         marks += [f"shrink {one.shrink}"] * bool(one.shrink)
-        variant = " ".join([one.variant, *one.told[:1]])
-        return one.network, ", ".join([variant, *one.told[1:], *marks])
+        variant = " ".join([one.variant, *one.labels[:1]])
+        return one.network, ", ".join([variant, *one.labels[1:], *marks])
 
 
 def finished(runs: Path) -> list[Run]:

@@ -1,7 +1,7 @@
-"""What happens to CIFAR's images on their way into a network, for a whole batch on its device.
+"""Preparing a batch of CIFAR images on its device.
 
-Nothing here waits for the device or copies to it, so that all of it can be captured in a CUDA
-graph; the generator is then registered with the graph.
+Nothing here waits for the device or copies to it, so a CUDA graph can capture it. The generator is
+then registered with the graph.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Preparation(nn.Module):
 def crop_and_flip(
     images: Tensor, padding: int = PADDING, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Each image, padded with zeros, cropped at a place of its own, every other one mirrored.
+    """Each image padded with zeros, cropped at a random place, and mirrored with probability 1/2.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What is said about trained networks: everything that needs the test set, at its one opening."""
+"""Everything that is measured on trained networks, with the test set opened once."""
 
 import copy
 import statistics

@@ -24,8 +24,8 @@ GATE_LR = 1e-2
 """Learning rate of the gates where a budget moves them."""
 
 LAG = 20
-"""Their average reaches back over no more than one part in so many of the training: units are
-counted on it, so it must have arrived with them, also after a few epochs."""
+"""The running average reaches back over at most one part in so many of the training: units are
+counted on it, so it must not lag behind in a short training."""
 
 QUIRKS = {
     "clamp": "log alpha is kept within log 100 of 0 after each step",

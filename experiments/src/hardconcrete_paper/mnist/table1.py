@@ -1,4 +1,4 @@
-"""Table 1: every row trained, compacted, tested once, and set beside the paper's."""
+"""Table 1: every row trained, compacted, tested once, and compared with the paper's."""
 
 import csv
 import statistics
@@ -346,7 +346,7 @@ def _tuning(rows: Sequence[Row]) -> list[str]:
 
 
 def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Path]:
-    """Error against size, every seed, beside the published points; and error over epochs."""
+    """Error against size, every seed, with the published points; and error over epochs."""
     from matplotlib.ticker import LogLocator
 
     def on(figure: "Figure") -> None:

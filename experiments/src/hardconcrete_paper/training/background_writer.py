@@ -17,8 +17,8 @@ Write = Callable[[dict[str, Tensor]], None]
 class BackgroundWriter:
     """A thread that writes copies of tensors, one file after the other.
 
-    At the end of the block everything is written. An error comes with the next file, or there; as a
-    warning, where the block ends by another error.
+    At the end of the block everything is written. An error is raised with the next file or at the
+    end. It is a warning if the block ends by another error.
 
     Example:
         >>> weight, written = torch.zeros(2), []

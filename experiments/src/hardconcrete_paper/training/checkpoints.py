@@ -48,7 +48,7 @@ def train(
         facts: more of what the metrics say about a network after an epoch.
         sweep: which of several runs this is.
         minutes: stop after so many, between two epochs, with a checkpoint.
-        began: since when they count, by ``time.perf_counter``; now unless told.
+        began: since when they count, by ``time.perf_counter``; by default now.
     """
     saved = time.perf_counter()
     began = saved if began is None else began
@@ -86,7 +86,7 @@ def train(
 
 
 def _refuse_nan(epoch: int, engine: Engine) -> None:
-    """Nothing comes back from there, and nothing of it is saved."""
+    """Stop a run whose loss or weights are not finite, before they are saved."""
     for learner, loss in zip(engine.learners, engine.losses, strict=True):
         weights = torch.stack([own.isfinite().all() for own in learner.model.parameters()])
         if not math.isfinite(loss) or not weights.all():
@@ -98,9 +98,9 @@ def _refuse_nan(epoch: int, engine: Engine) -> None:
 
 
 def forecast(learner: Learner, steps: int) -> str:
-    """What is known beforehand of how far the gates get in so many steps an epoch; empty if enough.
+    """The warnings of ``check_run`` before the first step; empty if there are none.
 
-    A penalty beside a budget carries the decay alone.
+    With a budget, the penalty adds the weight decay only.
     """
     recipe = learner.recipe
     penalty: Any = learner.budget or next(iter(learner.objective.penalties), None)
@@ -115,7 +115,7 @@ def forecast(learner: Learner, steps: int) -> str:
 
 
 def is_snapshot(epoch: int, epochs: int) -> bool:
-    """Whether the averaged network of this epoch is kept, for curves that are drawn afterwards.
+    """Whether the averaged network of this epoch is saved, for curves.
 
     Example:
         >>> [epoch for epoch in range(1, 31) if is_snapshot(epoch, 25)]

@@ -1,8 +1,8 @@
 """cuDNN's trials for the gradients of convolutions, while a network is being compiled.
 
-Asked for the fastest, cuDNN tries its kernels on each convolution that it meets and remembers the
-choice for the thread that asked. Gradients are computed in a thread of their own, which is idle
-until the first step: there the trials take seconds beside the compiler, instead of after it.
+In benchmark mode cuDNN tries its kernels on each new convolution. It remembers the choice for the
+thread. Gradients are computed in a thread of their own, which is idle until the first step. There
+the trials run while the compiler works, which saves seconds.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The training loop of the experiments: several networks side by side, data on the device.
 
 On a CPU the networks take their steps in turn. On a GPU a step is captured once as a CUDA graph and
-then replayed; networks that differ in nothing but their seed are stacked and step as one.
+then replayed; networks that differ in their seed only are stacked and step as one.
 """
 
 import gc
@@ -32,7 +32,7 @@ class Engine:
     Args:
         learners: the networks, with the same epochs and batch size.
         data: what they are trained on.
-        stacked: whether they differ in nothing but their seed, and shall step as one.
+        stacked: whether they step as one; they must differ in their seed only.
         compiled: whether a GPU runs compiled code; it takes some seconds to get ready.
         prepare: makes of a batch of images what the networks take.
 
@@ -100,10 +100,9 @@ class Engine:
             yield self.done
 
     def _worth(self, seconds: float) -> float:
-        """The part of the multiply-adds to be saved before a network is built anew.
+        """The part of the multiply-adds that a shrink must save to be worth its time.
 
-        By what an epoch takes: of what they promise the clock sees half, and it shall bring in
-        twice what it costs.
+        Half of the saved multiply-adds are saved time. A shrink must bring in twice its cost.
         """
         if self.done == self.epochs:
             return 1.0

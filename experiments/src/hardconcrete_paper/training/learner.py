@@ -43,7 +43,7 @@ class Recipe:
             weight averaging, Izmailov et al. 2018).
         draws: gates drawn for a batch, each for its part of the examples.
         per_example: whether every example has gates of its own instead.
-        shrink: after how many epochs in a row a shut unit is removed while training; never if 0.
+        shrink: remove units that were shut for so many epochs in a row; never if 0.
         round_to: what is left of a width is then a multiple of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
@@ -86,7 +86,7 @@ class Recipe:
 
 
 class Objective(nn.Module):
-    """What is minimised: cross-entropy plus penalties, with gates made from given noise.
+    """The loss: cross-entropy plus penalties, with gates made from given noise.
 
     Example:
         >>> import torch
@@ -151,7 +151,7 @@ class Learner:
         self._savings = 0.0, 0.0  # what could be removed after the last two epochs
 
     def begin_epoch(self, epoch: int, examples: int) -> Tensor:
-        """Seed what is random in this epoch; the order of its examples.
+        """Seed the random numbers of this epoch; returns the order of its examples.
 
         A resumed run needs no random state.
         """
@@ -174,11 +174,10 @@ class Learner:
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
 
     def shrink(self, pays: float = 0.1, left: int = 0) -> bool:
-        """Remove units that have stayed shut, if that saves such a part of the multiply-adds.
+        """Remove units that have stayed shut, if that saves the part ``pays`` of the multiply-adds.
 
-        Unless as many more get shut in an epoch that, over those left, waiting brings in more. A
-        budget is met by what the readout shuts, and pushes that further shut: it need not be
-        unlikely to open.
+        It waits while so many units close in each epoch that waiting saves more. Under a budget the
+        readout decides which units are shut.
         """
         if not self.recipe.shrink or not self.gates:
             return False
@@ -199,7 +198,7 @@ class Learner:
         return bool(report)
 
     def _refresh(self) -> None:
-        """See what is left; penalties too, before their calls are compiled for what was."""
+        """Count the gates anew, and let the penalties see them before they are compiled."""
         self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
         for penalty in self.objective.penalties:
             penalty()
@@ -292,7 +291,7 @@ class Learner:
 def _optimizers(
     model: nn.Module, recipe: Recipe, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """That of the weights, and that of the gates if they are moved in another way.
+    """The optimizer of the weights, and one of the gates if they have a rate of their own.
 
     Learning rates are tensors: a replayed graph reads them where they are.
     """

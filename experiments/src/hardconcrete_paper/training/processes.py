@@ -41,7 +41,7 @@ def world() -> int:
 
 
 def agreed(number: float) -> float:
-    """What the first process says; it waits for the others. Their clocks differ, and so would they.
+    """The number of the first process, in all processes: their clocks differ.
 
     Example:
         >>> agreed(0.5)
@@ -50,6 +50,6 @@ def agreed(number: float) -> float:
     if world() == 1:
         return number
     on_gpu = dist.get_backend() == "nccl"
-    told = torch.tensor(number, dtype=torch.float64, device="cuda" if on_gpu else "cpu")
-    dist.broadcast(told, 0)
-    return told.item()
+    shared = torch.tensor(number, dtype=torch.float64, device="cuda" if on_gpu else "cpu")
+    dist.broadcast(shared, 0)
+    return shared.item()

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a record, metrics by epoch, and a checkpoint. Nothing is unpickled."""
+"""The files of a run: a record, metrics by epoch, and a checkpoint. Nothing is unpickled."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,8 +1,7 @@
 """Learners that step as one: every parameter has a leading dimension, one entry per network.
 
-Five small networks then take the kernels of one. The parameters, averages and optimiser states of
-the learners are views into the stacked ones, so that whatever reads a learner sees it as it is.
-Nothing that a step reads or writes moves: a CUDA graph can replay it.
+Five small networks then need the kernels of one. The parameters, averages and optimiser states of
+the learners are views into the stacked ones. No tensor of a step moves: a CUDA graph can replay it.
 """
 
 import functools
@@ -32,7 +31,7 @@ PARTS = 25
 
 
 class StackedLearners:
-    """One learner, or several that differ in nothing but their seed.
+    """One learner, or several that differ in their seed only.
 
     Args:
         learners: what is trained.
@@ -76,8 +75,8 @@ class StackedLearners:
         self._compile, self._bf16 = compiled, first.recipe.bf16
         follow = None if first.budget is None else first.budget.step
         self._follow_budget = _compiled(follow) if follow and compiled else follow
-        beside = follow is not None and first.device.type == "cuda"
-        self._side = torch.cuda.Stream(first.device) if beside else None
+        in_parallel = follow is not None and first.device.type == "cuda"
+        self._side = torch.cuda.Stream(first.device) if in_parallel else None
 
     def _no_noise(self) -> Tensor:
         """Room for that of every network or, in one network, of every draw."""
@@ -156,7 +155,7 @@ class StackedLearners:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a GPU beside what follows: a budget's small kernels are many, and need nobody."""
+        """On a GPU in a stream of its own: a budget has many small kernels."""
         if self._side is None:
             yield
             return
@@ -233,7 +232,7 @@ class StackedLearners:
 def start_compilers(device: torch.device) -> None:
     """Start the processes that compile kernels for a GPU, to be ready when there are some.
 
-    They take seconds to start, and until then kernels are compiled one after the other.
+    They take seconds to start. Until then kernels are compiled one after the other.
     """
     if device.type == "cuda":
         from torch._inductor.async_compile import AsyncCompile
@@ -243,10 +242,10 @@ def start_compilers(device: torch.device) -> None:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """For the sizes at hand: a network that has shrunk is compiled anew, and as well as before.
+    """A function, compiled for the present sizes: a network that has shrunk is compiled anew.
 
-    A run that goes on in another process finds what was compiled in torch's cache. The compiler is
-    imported at the first call, which takes seconds: by then cuDNN has something to do beside it.
+    A run that goes on in another process uses torch's cache. The compiler is imported at the first
+    call: that takes seconds, in which cuDNN is already at work.
     """
 
     @functools.cache
