@@ -1,4 +1,4 @@
-"""What a gated model costs: which gate every index of every parameter has."""
+"""The costs of a gated model: which gate each index of each parameter has."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def ledger_of(gated: "GatedModel") -> Ledger:
-    """Written for a copy without gates."""
+    """The ledger of the model without gates, by its gates."""
     plain = plain_copy(gated)
     ledger = write_ledger(plain, gated.example, gate_places(gated), gated.analyze(plain))
     return ledger.to(gated.gates.log_alpha.device)
 
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
-    """Measured on a copy without gates."""
+    """Latency measured on a copy without gates, by its gates."""
     plain, example = plain_copy(gated), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
     analysis = gated.analyze(plain) if as_attached else None
@@ -35,9 +35,9 @@ def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
 
 
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:
-    """The number of the gate of every index of the axes that are gated, -1 where it has none.
+    """The gate number of every index of each gated axis, -1 where it has no gate.
 
-    Of a parameter with gates on single weights, the gate of each; ``EACH`` stands for the axis.
+    ``EACH`` stands in place of the axis where every single weight has a gate.
     """
     names = first_names(gated.model)
     places: dict[Place, Tensor] = {}

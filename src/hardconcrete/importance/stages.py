@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
-from hardconcrete.gating.folding import fold, masks
+from hardconcrete.gating.folding import fold, gate_masks
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import Refit, refit
@@ -68,7 +68,7 @@ class Student:
         if torch.equal(is_open, self.is_open):
             return
         self.is_open = is_open
-        z = masks(self.gated, self.gated.model, self.gates)
+        z = gate_masks(self.gated, self.gated.model, self.gates)
         plain = remove_gates(self.gated)
         before = {name: raw_parameter(plain, name).detach().clone() for name in z}
         fold(self.gated, plain, self.gates)
@@ -81,7 +81,7 @@ class Student:
 
     def not_refitted(self) -> dict[str, str]:
         """The parameters that lost inputs and were not re-fitted, with the reason."""
-        z = masks(self.gated, self.gated.model, self.gates)
+        z = gate_masks(self.gated, self.gated.model, self.gates)
         lost = [name for name, mask in z.items() if (mask == 0).any()]
         unknown = "its operator is not one that can be re-fitted"
         reasons = {name: self.refit.skipped.get(name, unknown) for name in lost}
