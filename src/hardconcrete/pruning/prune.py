@@ -16,15 +16,15 @@ from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.gated_model import LATENCY
 from hardconcrete.graph.model_state import copied, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES, first_call
+from hardconcrete.importance.score import DEFAULT_EXAMPLES, first_call
 from hardconcrete.importance.stages import (
-    STAGES,
-    Student,
-    cut_in_stages,
-    warn_of_what_was_not_refitted,
+    DEFAULT_STAGES,
+    PruningState,
+    prune_in_stages,
+    warn_not_refitted,
 )
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
 
 
@@ -43,8 +43,8 @@ def prune(
     round_to: int = 1,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    stages: int = STAGES,
-    examples: int = EXAMPLES,
+    stages: int = DEFAULT_STAGES,
+    examples: int = DEFAULT_EXAMPLES,
     form: Form = "auto",
     progress: bool | None = None,
 ) -> nn.Module:
@@ -92,15 +92,15 @@ def prune(
     wanted = Wanted(limits, units, latency_ms, include, exclude)
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         gated, kept = prepared(model, (example_inputs, kwargs), batches, loss, wanted, examples)
-        student = Student(gated, kept, loss)
-        descent = Descent(gated, wanted.constraints(gated), student.is_open)
+        student = PruningState(gated, kept, loss)
+        descent = CostTargets(gated, wanted.constraints(gated), student.is_open)
         if descent.is_met:
             _warn_that_limits_hold(wanted)
         else:
-            cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
+            prune_in_stages(student, descent, stages=stages, round_to=round_to, on_progress=bar.say)
         bar.finish("verifying")
         small = compacted(gated, student.gates, form=form)
-    warn_of_what_was_not_refitted(student)
+    warn_not_refitted(student)
     return small
 
 

@@ -17,15 +17,15 @@ from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.graph.model_state import random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES
+from hardconcrete.importance.score import DEFAULT_EXAMPLES
 from hardconcrete.importance.stages import (
-    Student,
-    cut_in_stages,
+    PruningState,
+    prune_in_stages,
     stages_for,
-    warn_of_what_was_not_refitted,
+    warn_not_refitted,
 )
 from hardconcrete.objective.constraint import constraints
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
 from hardconcrete.pruning.prune import Wanted, prepared
 from hardconcrete.report.plots import BLUE, VERMILION, save
@@ -104,7 +104,7 @@ def pareto(
     round_to: int = 1,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    examples: int = EXAMPLES,
+    examples: int = DEFAULT_EXAMPLES,
     repeats: int = 20,
     progress: bool | None = None,
 ) -> Pareto:
@@ -171,33 +171,33 @@ def _student(
     loss: Loss,
     wanted: Wanted,
     examples: int,
-) -> Student:
+) -> PruningState:
     """With what the gates of a gated model leave, or with all units of a plain one."""
     if not isinstance(model, GatedModel):
-        return Student(*prepared(model, inputs, batches, loss, wanted, examples), loss)
+        return PruningState(*prepared(model, inputs, batches, loss, wanted, examples), loss)
     if inputs != (None, None) or wanted.include or wanted.exclude:
         raise ArgumentError(
             "a gated model knows its inputs and groups: pass example_inputs=None, and neither "
             "kwargs nor include nor exclude"
         )
-    return Student(copy.deepcopy(model), keep_batches(batches, examples), loss)
+    return PruningState(copy.deepcopy(model), keep_batches(batches, examples), loss)
 
 
 def _sizes(
-    student: Student, fractions: Sequence[float], round_to: int, progress: bool | None
+    student: PruningState, fractions: Sequence[float], round_to: int, progress: bool | None
 ) -> dict[float, nn.Module]:
     """A small model for each fraction, the largest first."""
     gated = student.gated
     limits = {part: constraints(gated, {"macs": part}, None) for part in fractions}
     sizes: dict[float, nn.Module] = {}
     for fraction in sorted(limits, reverse=True):
-        descent = Descent(gated, limits[fraction], student.is_open)
-        stages = stages_for(descent.depth)
+        targets = CostTargets(gated, limits[fraction], student.is_open)
+        stages = stages_for(targets.log_reduction)
         with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
-            cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
+            prune_in_stages(student, targets, stages=stages, round_to=round_to, on_progress=bar.say)
             bar.finish("verifying")
             sizes[fraction] = compacted(gated, student.gates)
-    warn_of_what_was_not_refitted(student)
+    warn_not_refitted(student)
     return sizes
 
 
