@@ -228,7 +228,7 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
 def cheapest_mask(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     """A mask with only the cheapest unit of each group open, chosen group by group.
 
-    A group keeps a unit, because without one even layers without gates would cost nothing. Groups of
+    A group keeps a unit, because without one even layers without gates would cost nothing. All
     single weights stay open.
     """
     is_open = torch.zeros_like(gated.gates.log_alpha)
