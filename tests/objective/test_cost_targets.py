@@ -44,8 +44,8 @@ def test_without_a_limit_nothing_costs() -> None:
 def test_units_of_traced_groups_cost_the_same() -> None:
     gated = network()
     _, settings = CostTargets(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))(1.0)
-    assert settings.alike == {0, 1}
-    (mask,) = settings.last_resort(torch.ones(24, dtype=torch.float64))
+    assert settings.equal_cost_groups == {0, 1}
+    (mask,) = settings.fallback_masks(torch.ones(24, dtype=torch.float64))
     assert [mask[group.slice].sum() for group in gated.groups] == [1, 1]
 
 
@@ -83,8 +83,8 @@ def test_latency_is_followed_by_its_smooth_table() -> None:
     gated._latency = table  # type: ignore[assignment]
     limits = constraints(gated, {}, None, latency_ms=16.0)
     costs, settings = CostTargets(gated, limits, torch.ones(24))(1.0)
-    assert settings.smooth is not None
+    assert settings.smooth_costs is not None
     gates = torch.ones(24, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(settings.smooth(gates).sum(), gates)
+    (slope,) = torch.autograd.grad(settings.smooth_costs(gates).sum(), gates)
     torch.testing.assert_close(slope, torch.full_like(slope, 1 / 16))
     assert costs(torch.ones(24)).tolist() == [1.5]

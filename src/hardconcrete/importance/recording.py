@@ -46,7 +46,7 @@ class CallInterceptor(TorchFunctionMode):
 
 
 def _without_mode_check(function: FunctionType) -> FunctionType:
-    """A copy of the function that skips its own dispatch to modes and runs its body."""
+    """A copy of the function that runs its body without dispatching to modes first."""
     names = {**function.__globals__, "has_torch_function": lambda _: False}
     code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
     unchecked = FunctionType(code, names, function.__name__, defaults, closure)

@@ -153,18 +153,18 @@ def constraints(
         units: a limit on the units of all groups together, or on those of each group by name.
         latency_ms: milliseconds of a call.
     """
-    found = [
+    checked = [
         _ledger_cost(gated, name, limit) for name, limit in limits.items() if limit is not None
     ]
     if latency_ms is not None:
-        found.append(_latency(gated, latency_ms))
+        checked.append(_latency(gated, latency_ms))
     if isinstance(units, Mapping):
-        found += [_units_of(gated, name, limit) for name, limit in units.items()]
+        checked += [_units_of(gated, name, limit) for name, limit in units.items()]
     elif units is not None:
-        found.append(_all_units(gated, units))
-    if not found:
+        checked.append(_all_units(gated, units))
+    if not checked:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
-    return tuple(found)
+    return tuple(checked)
 
 
 def _ledger_cost(gated: GatedModel, name: str, limit: Limit) -> Constraint:

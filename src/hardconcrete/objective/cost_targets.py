@@ -61,8 +61,8 @@ class CostTargets:
         if not self.limits:
             return lambda is_open: is_open.new_zeros(1), SelectionSettings()
         target = torch.maximum(self.start * (self.end / self.start) ** progress, self.end)
-        found = {group.name for group in self.gated.structure or ()}
-        equal_cost = (k for k, group in enumerate(self.gated.groups) if group.name in found)
+        traced = {group.name for group in self.gated.structure or ()}
+        equal_cost = (k for k, group in enumerate(self.gated.groups) if group.name in traced)
         smooth = partial(self._expected, target=target)
         settings = SelectionSettings(smooth, reopen, self._cheapest_masks, frozenset(equal_cost))
         return partial(self._delivered, target=target), settings

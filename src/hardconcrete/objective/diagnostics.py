@@ -36,7 +36,7 @@ MAX_BISECTIONS = 40
 """Steps in the search for the location where a readout closes a gate."""
 
 MAX_LR_TRIALS = 14
-"""Learning rates that are tried for a budget, each 1.5 times the last: up to 300 times its own."""
+"""Learning rates that are tried for a budget, each 1.5 times the last, so up to 300 times it."""
 
 ADAM_DEFAULTS: dict[str, Any] = {"normalised": True, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 """The update rule of Adam with torch's defaults, but for the learning rate."""
@@ -110,14 +110,7 @@ def check_run(
         >>> round(reach.end, 1), round(reach.shut_below, 1), len(caught)
         (-1.1, -2.4, 1)
     """
-    if not isinstance(penalty, L0Penalty | Budget):
-        raise ArgumentError(
-            f"check_run takes an L0Penalty or a Budget, not a {type(penalty).__name__}"
-        )
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
-    if steps < 1:
-        raise ArgumentError(f"steps={steps} must be at least 1")
+    _refuse_bad_arguments(penalty, optimizer, steps)
     if isinstance(penalty, ImportanceBudget):
         _check_length(penalty, steps)
         return ()
@@ -143,6 +136,17 @@ def check_run(
     if stuck:
         _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
     return reaches
+
+
+def _refuse_bad_arguments(penalty: object, optimizer: object, steps: int) -> None:
+    if not isinstance(penalty, L0Penalty | Budget):
+        raise ArgumentError(
+            f"check_run takes an L0Penalty or a Budget, not a {type(penalty).__name__}"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
+    if steps < 1:
+        raise ArgumentError(f"steps={steps} must be at least 1")
 
 
 def _check_length(budget: ImportanceBudget, steps: int) -> None:

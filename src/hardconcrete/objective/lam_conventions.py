@@ -46,7 +46,7 @@ def lam_per_weight(
     if not 0 <= value < math.inf:
         raise ArgumentError(f"value={value} must not be negative or infinite")
     if examples < 1:
-        raise ArgumentError(f"examples={examples} must be at least 1, which stands for a mean")
+        raise ArgumentError(f"examples={examples} must be at least 1; pass 1 for a mean")
     lam = value / examples
     if per == "weight":
         return lam

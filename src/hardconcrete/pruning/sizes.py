@@ -30,7 +30,7 @@ def start_pruning(
     request: PruningRequest,
     examples: int,
 ) -> PruningState:
-    """A copy of the model: with its own gates if it is gated, otherwise with open ones."""
+    """A copy of the model; with open gates if it is not gated."""
     if not isinstance(model, GatedModel):
         return attach_open_gates(model, inputs, batches, loss, request, examples)
     if inputs != (None, None) or request.include or request.exclude:
