@@ -97,7 +97,7 @@ def groups(
     Example: hardconcrete groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28
     """
     with refusals_in_words():
-        from hardconcrete.report.importing import example_input, import_model
+        from hardconcrete.cli.model_arguments import example_input, import_model
         from hardconcrete.units import find_groups
 
         inputs = tuple(example_input(shape) for shape in input)

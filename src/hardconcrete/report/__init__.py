@@ -1,1 +1,1 @@
-"""What was measured, as tables and pictures."""
+"""Measurements of models, as tables and plots."""
