@@ -48,10 +48,10 @@ def test_the_first_reason_is_kept_for_all_that_become_one() -> None:
 def test_what_is_disturbed_stays_so_when_united() -> None:
     labels = Labels()
     a, b = labels.fresh(2), labels.fresh(2)
-    labels.disturb(b[1:])
-    assert labels.disturbed() == {3}
+    labels.mark_zero_lost(b[1:])
+    assert labels.zero_lost() == {3}
     labels.unite(a, b)
-    assert labels.disturbed() == {1}
+    assert labels.zero_lost() == {1}
 
 
 def test_a_reason_names_operator_and_module() -> None:

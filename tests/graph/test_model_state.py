@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hardconcrete.graph.model_state import (
     buffers_kept,
-    copied,
+    detached_copy,
     in_mode,
     no_fast_path,
     random_state_kept,
@@ -82,7 +82,7 @@ def test_whoever_draws_next_sees_the_random_state_as_it_was() -> None:
 def test_a_copy_of_a_model_that_keeps_its_last_output() -> None:
     layer = nn.Linear(2, 2)
     layer.last = layer(torch.ones(1, 2))  # type: ignore[assignment]
-    copy = copied(layer)
+    copy = detached_copy(layer)
     assert torch.equal(copy.last, layer.last)  # type: ignore[arg-type]
     assert not copy.last.requires_grad  # type: ignore[union-attr]
     assert copy.weight is not layer.weight

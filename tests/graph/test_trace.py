@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import TraceError
-from hardconcrete.graph.trace import as_args, at_least_two, trace
+from hardconcrete.graph.trace import as_args, at_least_two_examples, trace
 from tests.zoo import REFUSED
 
 
@@ -110,10 +110,12 @@ def test_inputs_alone_or_in_a_tuple_or_list() -> None:
 
 
 def test_single_examples_are_doubled_and_others_are_not() -> None:
-    one = at_least_two(((torch.zeros(1, 6),), {"b": torch.zeros(1), "n": 3, "s": torch.tensor(2)}))
+    one = at_least_two_examples(
+        ((torch.zeros(1, 6),), {"b": torch.zeros(1), "n": 3, "s": torch.tensor(2)})
+    )
     assert one[0][0].shape == (2, 6)
     assert (one[1]["b"].shape, one[1]["n"], one[1]["s"].shape) == ((2,), 3, ())
-    assert at_least_two(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
+    assert at_least_two_examples(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
 
 
 @pytest.mark.skipif(not hasattr(fx.config, "do_not_emit_stack_traces"), reason="an older torch")

@@ -16,7 +16,7 @@ from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.cost.liveness_formulas import EACH, Element
 from hardconcrete.cost.ragged import filled, joined, padded
 from hardconcrete.graph.propagate import LabelledGraph, first_names, named_tensors
-from hardconcrete.graph.trace import at_least_two
+from hardconcrete.graph.trace import at_least_two_examples
 from hardconcrete.units.group import Place
 
 INDEX_BYTES = 8
@@ -101,12 +101,12 @@ class LedgerWriter(IndexSets):
 
     def _note_contractions(self, dense: int) -> float:
         """Terms of all multiply-adds, which are returned; one example was traced as two."""
-        contractions = self.walk.scope.contractions
-        traced = at_least_two(self.example)
+        contractions = self.walk.state.contractions
+        traced = at_least_two_examples(self.example)
         macs = dense if traced is self.example else count(self.model, *traced).macs
         share = dense / max(macs, 1)
         for contraction in contractions:
-            parts = [self.walk.scope.labels.find(part).flatten() for part in contraction.parts]
+            parts = [self.walk.state.labels.find(part).flatten() for part in contraction.parts]
             rows = [self._row(part) for part in parts]
             each = share * contraction.macs / prod(map(len, parts))
             for place, row in self._selected_in(contraction.module):

@@ -14,7 +14,7 @@ from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.graph.model_state import copied, random_state_kept
+from hardconcrete.graph.model_state import detached_copy, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.score import EXAMPLES, first_call
 from hardconcrete.importance.stages import (
@@ -160,7 +160,7 @@ def prepared(
     if not wanted.words:
         raise ArgumentError("prune needs a limit, for example prune(..., macs=0.5)")
     kept = keep_batches(batches, examples)
-    dense = copied(model)
+    dense = detached_copy(model)
     _try(dense, kept[0], loss)
     return attach_gates(dense, *inputs, include=wanted.include, exclude=wanted.exclude), kept
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardconcrete.errors import ArgumentError
 from hardconcrete.graph.labels import Reason
 from hardconcrete.graph.propagate import LabelledGraph, concrete_shape, propagate
-from hardconcrete.graph.scope import Contraction
+from hardconcrete.graph.propagation_state import ContractionRecord
 from hardconcrete.graph.trace import as_args, trace
 
 Place = tuple[str, int]
@@ -202,8 +202,8 @@ def describe(found: LabelledGraph, model: nn.Module, batch: int) -> Structure:
 class _Builder:
     def __init__(self, found: LabelledGraph, model: nn.Module, batch: int) -> None:
         self.batch = batch
-        self.labels = found.scope.labels
-        self.contractions = found.scope.contractions
+        self.labels = found.state.labels
+        self.contractions = found.state.contractions
         self.why = self.labels.why_fixed()
         self.roots = found.roots()
         self.shapes = {name: value.shape for name, value in found.tensors.items()}
@@ -218,7 +218,7 @@ class _Builder:
             if name.startswith("input:"):
                 self._note_made(-1, (name, dim), roots)
 
-    def _note(self, order: int, contraction: Contraction) -> None:
+    def _note(self, order: int, contraction: ContractionRecord) -> None:
         """Which axes read which units, where units are made first, and what they cost there."""
         for axis, labels in contraction.reads:
             self.read[axis].update(self.labels.find(labels).flatten().tolist())

@@ -22,18 +22,18 @@ class Relations:
     """
 
     def __init__(self, walk: LabelledGraph) -> None:
-        labels = walk.scope.labels
+        labels = walk.state.labels
         self.roots: dict[Place, Tensor] = walk.roots()
         self.read: dict[Place, set[int]] = defaultdict(set)
         self.made: dict[Place, set[int]] = defaultdict(set)
         self.users: dict[str, set[str]] = defaultdict(set)
-        for contraction in walk.scope.contractions:
+        for contraction in walk.state.contractions:
             for known, places in ((self.read, contraction.reads), (self.made, contraction.makes)):
                 for place, found in places:
                     known[place].update(labels.find(found).flatten().tolist())
                     self.users[place[0]].add(contraction.module)
         self.removable = set().union(*self.read.values()) - labels.why_fixed().keys()
-        self.disturbed = labels.disturbed()
+        self.disturbed = labels.zero_lost()
 
     def only_read(self, place: Place) -> set[int]:
         """The units that an axis reads and does not make."""

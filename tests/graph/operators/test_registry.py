@@ -6,7 +6,7 @@ def test_one_rule_may_have_several_operators() -> None:
     try:
 
         @rule("first_name", "second_name")
-        def known(scope, call):
+        def known(state, call):
             """Never called."""
 
         assert RULES["first_name"] is RULES["second_name"] is known

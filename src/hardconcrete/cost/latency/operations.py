@@ -188,7 +188,7 @@ def _sizes(writer: LedgerWriter, value: Any, shape: tuple[int, ...]) -> tuple[in
         return shape
     sizes: list[int | Width] = list(shape)
     for part in value.components:
-        roots = writer.walk.scope.labels.find(part.labels).flatten()
+        roots = writer.walk.state.labels.find(part.labels).flatten()
         for dim in part.dims:
             known = isinstance(sizes[dim], Width) or len(roots) != shape[dim]
             if not known and any(map(writer.alive.unit, roots.tolist())):
