@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.ledger import KINDS, _either
+from hardconcrete.cost.ledger import KINDS, _any_probability
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.paper.models import MLP, LeNet5
 from tests.compaction.networks import dense
@@ -550,7 +550,7 @@ def test_gates_that_are_gone_count_as_shut() -> None:
     gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28), sites=PAPER)
     probability = torch.rand(1370, dtype=torch.float64)
     kept = torch.arange(0, 1370, 3)
-    told = gated.ledger.among(kept, 1370)
+    told = gated.ledger.for_remaining(kept, 1370)
     among = torch.zeros(1370, dtype=torch.float64).index_copy(0, kept, probability[kept])
     assert torch.equal(told.cost(probability[kept]), gated.ledger.cost(among))
     assert told.to(torch.device("cpu")).told is not None
@@ -560,10 +560,10 @@ def test_gates_that_are_gone_count_as_shut() -> None:
     "values",
     [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0, 0.3], [1e-18, 1e-18], [0.2, 0.5, 0.9, 1.0], [0.3] * 40],
 )
-def test_either_is_exact_and_has_slopes_at_its_ends(values: list[float]) -> None:
+def test_any_probability_is_exact_and_has_slopes_at_its_ends(values: list[float]) -> None:
     lacking = [1 - Fraction(value) for value in values]
     at = torch.tensor(values, dtype=torch.float64, requires_grad=True)
-    found = _either(at)
+    found = _any_probability(at)
     assert found.item() == pytest.approx(float(1 - math.prod(lacking)), rel=1e-14, abs=0)
     (slopes,) = torch.autograd.grad(found, at)
     others = [math.prod(lacking[:k] + lacking[k + 1 :]) for k in range(len(values))]

@@ -205,7 +205,7 @@ def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     is_open = torch.zeros_like(gated.gates.log_alpha)
     for group in gated.groups:
         is_open[group.start if group.keeps_one else group.slice] = 1.0
-    alike = gated.ledger.kinds_of_gates().tolist()
+    alike = gated.ledger.remaining_gate_kinds().tolist()
     for group in gated.groups:
         if group.keeps_one:
             numbers = range(group.start, group.start + group.units)
