@@ -550,10 +550,10 @@ def test_gates_that_are_gone_count_as_shut() -> None:
     gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28), sites=PAPER)
     probability = torch.rand(1370, dtype=torch.float64)
     kept = torch.arange(0, 1370, 3)
-    told = gated.ledger.for_remaining(kept, 1370)
+    remaining = gated.ledger.for_remaining(kept, 1370)
     among = torch.zeros(1370, dtype=torch.float64).index_copy(0, kept, probability[kept])
-    assert torch.equal(told.cost(probability[kept]), gated.ledger.cost(among))
-    assert told.to(torch.device("cpu")).told is not None
+    assert torch.equal(remaining.cost(probability[kept]), gated.ledger.cost(among))
+    assert remaining.to(torch.device("cpu")).remaining_positions is not None
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@
    are 0 or 1.
 2. A *clause* holds if at least one of its gates is open: P = 1 - prod_i (1 - p_i). A *formula* is
    a conjunction of clauses; its probability is the product of theirs. A feature map of LeNet-5
-   needs two clauses: its own gate, and one of the gates on its 16 inputs to the dense layer.
-3. An *index set* s holds indices of one group that are kept by formulas of their own. Most index
-   sets are all units of a group. Its mean count is n_s = sum_k m_sk P(f_k), where m_sk of its
+   needs two clauses: its gate, and one of the gates on its 16 inputs to the dense layer.
+3. An *index set* s holds indices of one group along axes that are kept for the same reasons. Most
+   index sets are the units of a group. The mean count of s is n_s = sum_k m_sk P(f_k), where m_sk of its
    indices need the formula f_k.
 4. The mean size of axis a is S_a = c_a + sum_s t_as n_s: c_a indices always stay, and t_as is the
    number of times that the axis contains index set s.
@@ -232,7 +232,7 @@ class Ledger:
     ) -> tuple[Tensor, Tensor]:
         """The probability that each layer of ``idle_axes`` is idle, and its mean size if it is.
 
-        An idle layer keeps all inputs that arrive. Its own gates are closed then, so the inputs
+        An idle layer keeps all inputs that arrive. The gates of the layer are closed then, so the inputs
         that arrive are there for other layers.
         """
         nonempty = torch.minimum(state.nonempty, state.connected)

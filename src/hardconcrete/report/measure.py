@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from hardconcrete.compaction.shrink_history import expanded
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.count import readable_bytes, tensors_in
-from hardconcrete.cost.example_inputs import Inputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import ExampleInputs, batch_size, resampled
 from hardconcrete.cost.latency.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, plain_copy
@@ -193,7 +193,9 @@ def measure(
 class _Timed:
     """A model, copied into every layout that it can run in at all batch sizes."""
 
-    def __init__(self, model: nn.Module, layouts: Sequence[str], inputs: Sequence[Inputs]) -> None:
+    def __init__(
+        self, model: nn.Module, layouts: Sequence[str], inputs: Sequence[ExampleInputs]
+    ) -> None:
         names = layouts if _has_images(model) else ["contiguous"]
         self.copies: dict[str, nn.Module] = {}
         for name in names:
@@ -203,7 +205,7 @@ class _Timed:
         if not self.copies:
             raise ArgumentError(f"the model does not run in layout {', '.join(layouts)}")
 
-    def calls(self, inputs: Inputs) -> list[Call]:
+    def calls(self, inputs: ExampleInputs) -> list[Call]:
         """One call for each layout."""
         laid_out = [(model, _laid_out(inputs, name)) for name, model in self.copies.items()]
         return [partial(model, *args, **kwargs) for model, (args, kwargs) in laid_out]
@@ -211,7 +213,7 @@ class _Timed:
 
 def _latency(
     timed: Sequence[_Timed],
-    inputs: Inputs,
+    inputs: ExampleInputs,
     batch: int,
     repeats: int,
     devices: Iterable[torch.device],
@@ -254,7 +256,7 @@ def _copy(model: nn.Module) -> Any:
         return copy.deepcopy(model)
 
 
-def _devices(given: Inputs, models: Iterable[nn.Module]) -> list[torch.device]:
+def _devices(given: ExampleInputs, models: Iterable[nn.Module]) -> list[torch.device]:
     tensors = chain(tensors_in(given), *(model.parameters() for model in models))
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     if any(device.type == "meta" for device in devices):
@@ -274,14 +276,14 @@ def _by_rules(devices: Iterable[torch.device], models: Iterable[nn.Module]) -> b
     return on_gpu and any(map(_has_images, models)) and not torch.backends.cudnn.benchmark
 
 
-def _laid_out(inputs: Inputs, name: str) -> Inputs:
+def _laid_out(inputs: ExampleInputs, name: str) -> ExampleInputs:
     def laid_out(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=LAYOUTS[name]) if tensor.dim() == 4 else tensor
 
     return tree_map_only(Tensor, laid_out, inputs)  # type: ignore[no-any-return]
 
 
-def _runs(model: nn.Module, inputs: Inputs) -> bool:
+def _runs(model: nn.Module, inputs: ExampleInputs) -> bool:
     """Whether a forward accepts a layout: one that views its images flat does not."""
     try:
         with torch.inference_mode():

@@ -1,7 +1,7 @@
 import pytest
 
 from hardconcrete.cost.latency import timing
-from hardconcrete.cost.latency.timing import WARMUP, interleaved, quartiles, undisturbed
+from hardconcrete.cost.latency.timing import WARMUP_CALLS, first_quintile, interleaved, quartiles
 
 
 class Clock:
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_median_and_quartiles(clock: Clock) -> None:
-    seconds = iter([100] * WARMUP + [5, 1, 2, 4, 3])
+    seconds = iter([100] * WARMUP_CALLS + [5, 1, 2, 4, 3])
 
     def call() -> None:
         clock.now += next(seconds)
@@ -60,10 +60,10 @@ def test_the_clock_waits_for_the_device(clock: Clock) -> None:
 def test_every_other_round_goes_backwards() -> None:
     seen: list[str] = []
     interleaved([lambda: seen.append("a"), lambda: seen.append("b")], repeats=2)
-    assert seen[2 * WARMUP :] == ["a", "b", "b", "a"]
+    assert seen[2 * WARMUP_CALLS :] == ["a", "b", "b", "a"]
 
 
 def test_what_disturbs_a_few_calls_is_left_out() -> None:
-    assert undisturbed([5.0]) == 5.0
-    assert undisturbed([3.0, 1.0]) == 1.0
-    assert undisturbed([*range(100, 0, -1)]) == 20
+    assert first_quintile([5.0]) == 5.0
+    assert first_quintile([3.0, 1.0]) == 1.0
+    assert first_quintile([*range(100, 0, -1)]) == 20
