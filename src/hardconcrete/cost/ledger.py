@@ -6,8 +6,8 @@
    a conjunction of clauses; its probability is the product of theirs. A feature map of LeNet-5
    needs two clauses: its gate, and one of the gates on its 16 inputs to the dense layer.
 3. An *index set* s holds indices of one group along axes that are kept for the same reasons. Most
-   index sets are the units of a group. The mean count of s is n_s = sum_k m_sk P(f_k), where m_sk of its
-   indices need the formula f_k.
+   index sets are the units of a group. Its mean count is n_s = sum_k m_sk P(f_k), where m_sk of
+   its indices need the formula f_k.
 4. The mean size of axis a is S_a = c_a + sum_s t_as n_s: c_a indices always stay, and t_as is the
    number of times that the axis contains index set s.
 5. A weight counts while its input unit and its output unit are alive, so a layer costs a price
@@ -232,8 +232,8 @@ class Ledger:
     ) -> tuple[Tensor, Tensor]:
         """The probability that each layer of ``idle_axes`` is idle, and its mean size if it is.
 
-        An idle layer keeps all inputs that arrive. The gates of the layer are closed then, so the inputs
-        that arrive are there for other layers.
+        An idle layer keeps all inputs that arrive. Its gates are closed then, so these inputs are
+        there for other layers.
         """
         nonempty = torch.minimum(state.nonempty, state.connected)
         idle_probability = _product(1 - _append(nonempty, 0)[..., self.idle_sets])
