@@ -182,7 +182,7 @@ def test_an_impossible_mass_has_finite_gradients() -> None:
     assert low.grad.isfinite().all()
 
 
-def test_a_gate_that_is_always_shut_or_open() -> None:
+def test_a_gate_that_is_always_closed_or_open() -> None:
     shut, open_ = hc.Rectified(Uniform(t(-2.0), t(-1.0))), hc.Rectified(Uniform(t(2.0), t(3.0)))
     assert (shut.mean, open_.mean) == (0, 1)
     assert (shut.variance, open_.variance) == (0, 0)
@@ -263,7 +263,7 @@ def test_narrow_bases_are_resolved(scale: float) -> None:
     torch.testing.assert_close(gate.stddev, t(scale), rtol=1e-5, atol=0)
 
 
-def test_tails_are_numbers_where_a_cdf_has_rounded() -> None:
+def test_tails_are_exact_where_a_cdf_is_rounded() -> None:
     gate = hc.Rectified(Normal(torch.tensor([-6.0, 9.0]), 1.0))
     assert gate.open_probability[0].item() == pytest.approx(9.866e-10, rel=1e-3)
     assert gate.closed_probability[1].item() == pytest.approx(1.129e-19, rel=1e-3)
@@ -306,7 +306,7 @@ def test_not_a_number_stays_one() -> None:
     assert gate.log_prob(torch.tensor(math.nan)).isnan()
 
 
-def test_a_generator_of_its_own() -> None:
+def test_samples_with_a_generator() -> None:
     gate = hc.Rectified(Normal(torch.zeros(5), 1.0))
     state = torch.get_rng_state()
     first, second = (

@@ -5,7 +5,7 @@ from hardconcrete.graph.values import Component, Value
 
 
 def units(state: PropagationState, shape: tuple[int, ...], *dims: int) -> Value:
-    """A tensor with labels of its own, joint over some dimensions."""
+    """A tensor with new labels over some dimensions."""
     sizes = [size if dim in dims else 1 for dim, size in enumerate(shape)]
     labels = state.labels.fresh(torch.Size(sizes).numel()).reshape(sizes)
     return Value(shape, (Component(labels),))
@@ -15,7 +15,7 @@ def found(state: PropagationState, part: Component) -> list[int]:
     return state.labels.find(part.labels).flatten().tolist()
 
 
-def test_rigid_leaves_what_is_joint_with_other_dimensions() -> None:
+def test_keep_whole_keeps_labels_along_other_dimensions() -> None:
     """(2 heads, 3 dimensions): keeping the second whole leaves the heads."""
     state = PropagationState()
     value = state.keep_whole(units(state, (5, 2, 3), 1, 2), [-1], "attention")
@@ -24,7 +24,7 @@ def test_rigid_leaves_what_is_joint_with_other_dimensions() -> None:
     assert not state.labels.why_fixed()
 
 
-def test_a_dimension_of_its_own_that_is_rigid_is_fixed_with_the_reason() -> None:
+def test_keep_whole_fixes_a_dimension_and_says_why() -> None:
     state = PropagationState()
     state.call = OperatorCall("softmax", {}, ((5, 4),), "head", torch.softmax)
     value = state.keep_whole(units(state, (5, 4), 1), [1], "all are read")
@@ -45,7 +45,7 @@ def test_merged_tensors_share_units_where_they_share_dimensions() -> None:
     assert found(state, part) == found(state, third.components[0]) == [0, 1, 2]
 
 
-def test_a_full_tensor_without_units_fixes_and_one_of_size_1_does_not() -> None:
+def test_a_tensor_without_labels_fixes_units_unless_it_broadcasts() -> None:
     state = PropagationState()
     value = units(state, (2, 3), 1)
     assert len(state.merged([value, Value((2, 1))], (2, 3))) == 1
@@ -54,8 +54,8 @@ def test_a_full_tensor_without_units_fixes_and_one_of_size_1_does_not() -> None:
     assert reason.text == "it is combined with a tensor that cannot shrink: the input x"
 
 
-def test_of_two_kinds_of_units_along_one_dimension_the_more_stay() -> None:
-    """[2, 3] flattened to 6: the pairs are given up, and whole triples of places stay units."""
+def test_of_two_components_along_one_dimension_the_one_with_more_units_stays() -> None:
+    """[2, 3] flattened to 6: the rows become fixed, and the columns stay units."""
     state = PropagationState()
     rows, columns = units(state, (2, 3), 0), units(state, (2, 3), 1)
     flat = [p.labels.expand(2, 3).reshape(6) for p in (*rows.components, *columns.components)]
@@ -64,7 +64,7 @@ def test_of_two_kinds_of_units_along_one_dimension_the_more_stay() -> None:
     assert found(state, rows.components[0]) == [0, 0]
 
 
-def test_rectangular_keeps_the_longest_dimension() -> None:
+def test_make_sliceable_keeps_the_longest_dimension() -> None:
     state = PropagationState()
     value = state.make_sliceable(units(state, (2, 3), 0, 1))
     assert [part.dims for part in value.components] == [(1,)]

@@ -24,7 +24,7 @@ def test_alignment_adds_dimensions_in_front() -> None:
     assert value.from_parameters
 
 
-def test_placing_is_a_transpose_among_other_dimensions() -> None:
+def test_dimensions_can_be_moved_among_others() -> None:
     value = weight().at_dims([3, 2, 0], 4)
     assert value.shape == (4, 1, 1, 3)
     assert [part.dims for part in value.components] == [(3,), (0,)]

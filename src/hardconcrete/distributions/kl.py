@@ -1,7 +1,7 @@
 """KL(q || p) of rectified gates, as the sum of three parts: at 0, at 1 and between (eq. 28).
 
-See appendix C. The divergence of the variables before rectification is another one, because
-rectification maps all values below 0 to 0 and all values above 1 to 1.
+See appendix C. The divergence of the variables before rectification is at least as large, because
+rectification no longer distinguishes values below 0, or values above 1.
 """
 
 import math

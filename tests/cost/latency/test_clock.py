@@ -1,4 +1,4 @@
-"""Grids of times: where they are taken, what is kept, and what is done where an operator balks."""
+"""Grids of times: which points are timed, the cache, and operators that do not run."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_grid_of_two_widths() -> None:
 
 
 class Ticks:
-    """A clock that moves by what is looked at: one tick for every entry of a result."""
+    """A clock that ticks once for every entry of a result."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def times(calls: list, *_: object) -> list[float]:
@@ -58,7 +58,7 @@ class Ticks:
         monkeypatch.setattr(clock, "_call_times", times)
 
 
-def test_times_lie_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_at_their_grid_points(monkeypatch: pytest.MonkeyPatch) -> None:
     Ticks(monkeypatch)
     a, b = Width(0, 20), Width(1, 6)
     linear = Operation("", aten.linear.default, (spec(2, a), spec(b, a)), {})
@@ -91,7 +91,7 @@ def test_views_and_many_widths_are_timed_once(monkeypatch: pytest.MonkeyPatch) -
     assert grids[joined.name] == Grid((), (30.0,))
 
 
-def test_what_works_in_place_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_place_operators_are_no_views(monkeypatch: pytest.MonkeyPatch) -> None:
     Ticks(monkeypatch)
     one = Operation("", aten.relu_.default, (spec(3, Width(0, 8)),), {})
     assert time_grids([one], lambda: torch.zeros(77), CPU, repeats=2)[one.name].ms == tuple(
@@ -99,12 +99,12 @@ def test_what_works_in_place_is_no_view(monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_what_does_not_run_on_invented_numbers_has_no_time() -> None:
+def test_operators_that_fail_on_invented_numbers_have_no_time() -> None:
     one = Operation("", aten.linalg_cholesky.default, (spec(4, 4),), {})
     assert time_grids([one], lambda: torch.zeros(77), CPU, repeats=2)[one.name] == Grid((), ())
 
 
-def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+def test_the_cache_is_read_back(tmp_path: Path) -> None:
     grids = {"a model": {"relu": Grid(((1, 2),), (0.1, 0.2)), "call": Grid((), (0.5,))}}
     file = tmp_path / "deep" / "times.json"
     assert read_cache(file) == {}
@@ -114,34 +114,34 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"relu": 3}', '{"a": {"relu": {"knots": [[1]]}}}'])
-def test_a_file_that_is_no_cache_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_cache_is_empty(tmp_path: Path, text: str) -> None:
     file = tmp_path / "times.json"
     file.write_text(text)
     assert read_cache(file) == {}
 
 
-def test_the_file_is_the_machines_own() -> None:
+def test_the_file_is_named_for_the_machine() -> None:
     name = cache_file(CPU).name
     assert f"{torch.get_num_threads()}-threads" in name
     assert torch.__version__ in name
     assert json.dumps(name)
 
 
-def test_the_clock_does_not_count_itself() -> None:
+def test_the_overhead_of_timing_does_not_count() -> None:
     calls = [lambda: None, lambda: sum(range(2000))]
     nothing, something = clock._call_times(calls, torch.device("cpu"), 50, 0.0)
     assert nothing < 0.001 < something
 
 
-def test_of_several_passes_the_least_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of three was disturbed, and the forward in the first."""
+def test_the_fastest_of_several_passes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three passes was slow, and the forward was slow in the first."""
     one = Operation("", torch.ops.aten.relu.default, (spec(4),), {})
     passes = iter([(1.0, 9.0), (30.0, 2.0), (1.1, 3.0)])
 
-    def timed_once(*_: object) -> dict[str, Grid]:
+    def one_pass(*_: object) -> dict[str, Grid]:
         own, whole = next(passes)
         return {one.name: Grid(((1, 4),), (own, 2 * own)), FORWARD: Grid((), (whole,))}
 
-    monkeypatch.setattr(clock, "_timed", timed_once)
+    monkeypatch.setattr(clock, "_one_pass", one_pass)
     found = time_grids([one], lambda: None, CPU, repeats=None)
     assert found == {one.name: Grid(((1, 4),), (1.0, 2.0)), FORWARD: Grid((), (2.0,))}

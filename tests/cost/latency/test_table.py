@@ -1,4 +1,4 @@
-"""Predicted latency: exactly right where time is a sum of sizes, and useful where it is time."""
+"""Predicted latency: exact if time is a sum of sizes, and useful for real times."""
 
 import copy
 import itertools
@@ -147,7 +147,7 @@ def test_a_surface_is_bilinear_between_knots_and_beyond() -> None:
         assert found.tolist() == pytest.approx([3 * a * b + a, 7.0])
 
 
-def test_steps_are_in_what_is_delivered_and_smoothed_in_what_is_expected() -> None:
+def test_delivered_latency_has_steps_and_expected_latency_is_smooth() -> None:
     """A kernel that takes 16 channels at a time, and is fast when they fill it."""
     grid = Grid(((1, 15, 16, 17, 31, 32),), (5.0, 5.0, 4.0, 9.0, 9.0, 8.0))
     parts = [((0,), grid, False)]
@@ -177,7 +177,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.unwatched
 @pytest.mark.parametrize(("took", "scale"), [(1.1**4, 1.1**3), (0.8**4, 0.8**3), (1.0, 1.0)])
-def test_the_forward_is_believed_more_than_the_sum(
+def test_the_scale_is_nearer_to_the_forward_than_to_the_sum(
     monkeypatch: pytest.MonkeyPatch, took: float, scale: float
 ) -> None:
 
@@ -191,10 +191,10 @@ def test_the_forward_is_believed_more_than_the_sum(
     assert table.dense == pytest.approx(10 * scale)
 
 
-def test_the_forward_is_timed_on_numbers_that_cannot_be_guessed(
+def test_the_forward_is_timed_on_random_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two examples repeated 32 times take less than 64: the branches of a maximum are learnt."""
+    """Two examples repeated 32 times take less time than 64, because of branch prediction."""
     seen: list[Tensor] = []
 
     def time_grids(operations: list, forward: Any, *_: object) -> dict[str, Grid]:
@@ -213,7 +213,7 @@ def test_the_forward_is_timed_on_numbers_that_cannot_be_guessed(
     assert images.std().item() == pytest.approx(2, abs=0.3)
 
 
-def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_measured_again(tmp_path: Path) -> None:
     file = cache_file(torch.device("cpu"))
     assert tmp_path in file.parents
     file.parent.mkdir(parents=True)
@@ -227,7 +227,7 @@ def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
 
 @pytest.mark.unwatched
 def test_real_times_fall_with_the_widths() -> None:
-    """Of layers so wide that what is left is a twentieth of the work; nothing is that noisy."""
+    """The smaller layers have a twentieth of the work, more than any noise."""
     layers = nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 32))
     table = gated.measure_latency(batch=256, repeats=7)
@@ -253,7 +253,7 @@ class Odd(nn.Module):
         return self.head(joined) @ torch.linalg.cholesky(self.square)
 
 
-def test_what_cannot_be_timed_is_named_and_many_widths_count_linearly() -> None:
+def test_untimed_operators_are_named_and_many_widths_count_linearly() -> None:
     gated = _all_open(hc.attach_gates(Odd(), torch.zeros(2, 4)))
     table = gated.measure_latency(repeats=3)
     assert table.untimed == ("aten.linalg_cholesky.default",)
@@ -280,7 +280,7 @@ def test_blank_examples_are_varied_without_touching_the_random_state(images: Ten
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_numbers_that_must_be_those_given_stay() -> None:
+def test_inputs_that_cannot_be_random_stay() -> None:
     class Ids(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Data that is moved: labels go with it, and what does not commute with removal is fixed."""
+"""Movement operators move labels too; those that do not commute with removal fix them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Pooling, resizing, padding: space is read, channels are carried."""
+"""Pooling, resizing and padding keep the labels of channels."""
 
 import pytest
 from torch import nn
