@@ -152,8 +152,8 @@ def time_grids(
         (((1, 4, 6),), 3)
     """
     with torch.inference_mode():
-        unique = list({one.name: one for one in operations}.values())
-        points = {one.name: _points(one) for one in unique}
+        unique = list({operation.name: operation for operation in operations}.values())
+        points = {operation.name: _points(operation) for operation in unique}
         once = partial(_one_pass, unique, points, forward, device)
         if repeats is not None:
             return once(repeats, 0.0)
@@ -176,15 +176,16 @@ def _one_pass(
     repeats: int,
     seconds: float,
 ) -> dict[str, Grid]:
+    """Time all points of all operations in turn, and the forward before and after."""
     time_forward = partial(_call_times, [forward], device, 2 * repeats, seconds / 4)
     before = time_forward()
     empty = partial(nn.Identity(), torch.zeros(1, device=device))
     calls: list[tuple[tuple[str, int], Call]] = [((MODULE_CALL, 0), empty)]
     for k in range(max(map(len, points.values()), default=0)):
-        for number, one in enumerate(operations):
-            if k < len(points[one.name]):
-                args, kwargs = one.at(points[one.name][k])
-                calls.append(((one.name, k), partial(one.target, *args, **kwargs)))
+        for number, operation in enumerate(operations):
+            if k < len(points[operation.name]):
+                args, kwargs = operation.at(points[operation.name][k])
+                calls.append(((operation.name, k), partial(operation.target, *args, **kwargs)))
             if k == 0:
                 calls.append(((MODULE_CALL, number), empty))
     times = _call_times([call for _, call in calls], device, repeats, seconds)
@@ -192,9 +193,9 @@ def _one_pass(
     floor = statistics.median(ms[MODULE_CALL, k] for k in range(max(len(operations), 1)))
     whole = min(before + time_forward())
     grids = {FORWARD: Grid((), (whole,)), MODULE_CALL: Grid((), (floor,))}
-    for one in operations:
-        one_ms = [ms[one.name, k] for k in range(len(points[one.name]))]
-        grids[one.name] = _grid(one, one_ms, floor)
+    for operation in operations:
+        one_ms = [ms[operation.name, k] for k in range(len(points[operation.name]))]
+        grids[operation.name] = _grid(operation, one_ms, floor)
     return grids
 
 
@@ -221,46 +222,50 @@ def _repeat(call: Call, times: int) -> None:
         call()
 
 
-def _points(one: Operation) -> list[tuple[int, ...]]:
+def _points(operation: Operation) -> list[tuple[int, ...]]:
     """The sizes to time: those of the grid, or only the dense ones if it cannot run at others."""
-    dense = tuple(width.dense for width in one.widths)
-    if not _can_run(one, dense):
+    dense = tuple(width.dense for width in operation.widths)
+    if not _can_run(operation, dense):
         return []
     grid = list(product(*map(knots, dense)))
-    if len(dense) > 2 or _only_views(one, dense) or not all(_can_run(one, at) for at in grid):
+    if (
+        len(dense) > 2
+        or _only_views(operation, dense)
+        or not all(_can_run(operation, at) for at in grid)
+    ):
         return [dense]
     return grid
 
 
-def _only_views(one: Operation, sizes: Sequence[int]) -> bool:
+def _only_views(operation: Operation, sizes: Sequence[int]) -> bool:
     """Whether all results share memory with the arguments, so that no data is moved."""
-    if one.target._schema.is_mutable:
+    if operation.target._schema.is_mutable:
         return False
-    args, kwargs = one.at(sizes)
+    args, kwargs = operation.at(sizes)
     memory = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
-    results = tensors_in(one.target(*args, **kwargs))
+    results = tensors_in(operation.target(*args, **kwargs))
     return all(tensor.untyped_storage()._cdata in memory for tensor in results)
 
 
-def _can_run(one: Operation, sizes: Sequence[int]) -> bool:
-    args, kwargs = one.at(sizes)
+def _can_run(operation: Operation, sizes: Sequence[int]) -> bool:
+    args, kwargs = operation.at(sizes)
     try:
-        one.target(*args, **kwargs)
+        operation.target(*args, **kwargs)
     except (RuntimeError, IndexError):  # sizes or indices are written into its arguments
         return False
     return True
 
 
-def _grid(one: Operation, times: Sequence[float], floor: float) -> Grid:
+def _grid(operation: Operation, times: Sequence[float], floor: float) -> Grid:
     """The grid of measured times.
 
     For an operator that only runs at its dense sizes, the time is scaled with its widths.
     """
-    dense = [width.dense for width in one.widths]
+    dense = [width.dense for width in operation.widths]
     lines = tuple(map(knots, dense))
     if len(dense) <= 2 and len(times) == math.prod(map(len, lines)):
         return Grid(lines, tuple(times))
-    if not times or len(dense) > 2 or _only_views(one, dense):
+    if not times or len(dense) > 2 or _only_views(operation, dense):
         return Grid((), tuple(times))
     shares = [
         math.prod(n / d for n, d in zip(sizes, dense, strict=True)) for sizes in product(*lines)

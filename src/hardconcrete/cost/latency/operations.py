@@ -138,7 +138,7 @@ def operations(
     """All operators of one forward at a batch size, in order, views included.
 
     Args:
-        writer: the ledger writer of the model, made with this batch size, or with two for one.
+        writer: the ledger writer of the model, made for this batch size, or for 2 if it is 1.
         model: the model without gates.
         example: positional and keyword inputs.
         batch: the batch size.
@@ -163,8 +163,8 @@ def operations(
     for node in writer.walk.values:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), spec)
-            one = Operation(module_path(node), node.target, tuple(args), dict(kwargs))
-            result += _with_selection(writer, one)
+            operation = Operation(module_path(node), node.target, tuple(args), dict(kwargs))
+            result += _with_selection(writer, operation)
     return result
 
 
@@ -204,13 +204,13 @@ def _sizes(writer: LedgerWriter, value: Any, shape: tuple[int, ...]) -> tuple[in
     return tuple(sizes)
 
 
-def _with_selection(writer: LedgerWriter, one: Operation) -> list[Operation]:
+def _with_selection(writer: LedgerWriter, operation: Operation) -> list[Operation]:
     """The operator, after an index_select if its layer selects among its inputs."""
-    selects = one.target._opname in SELECTING_OPERATORS
-    selection = writer.selection(one.module) if selects else None
+    selects = operation.target._opname in SELECTING_OPERATORS
+    selection = writer.selection(operation.module) if selects else None
     if selection is None:
-        return [one]
-    x, weight = one.args[:2]
+        return [operation]
+    x, weight = operation.args[:2]
     dim = len(x.shape) - 1 - (len(weight.shape) - 2)
     dense = x.shape[dim] if isinstance(x.shape[dim], int) else x.shape[dim].dense
     arriving, read = (Width(row, dense) for row in selection)
@@ -218,8 +218,8 @@ def _with_selection(writer: LedgerWriter, one: Operation) -> list[Operation]:
     whole = replace(x, shape=_replace_size(x.shape, dim, arriving))
     chosen = replace(x, shape=_replace_size(x.shape, dim, read))
     cut = replace(weight, shape=_replace_size(weight.shape, 1, read))
-    gather = Operation(one.module, aten.index_select.default, (whole, dim, index), {}, True)
-    return [gather, replace(one, args=(chosen, cut, *one.args[2:]))]
+    gather = Operation(operation.module, aten.index_select.default, (whole, dim, index), {}, True)
+    return [gather, replace(operation, args=(chosen, cut, *operation.args[2:]))]
 
 
 def _replace_size(shape: tuple[int | Width, ...], dim: int, size: Width) -> tuple[int | Width, ...]:

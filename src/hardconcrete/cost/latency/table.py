@@ -184,7 +184,7 @@ def time_operations(
     grids = _grids(timed, forward, device, repeats, fresh)
     ledger = writer.ledger()
     calls = {key for node in writer.walk.values for key in node.meta.get("nn_module_stack") or {}}
-    parts = [part for one in timed for part in _timed_parts(one, grids[one.name])]
+    parts = [part for operation in timed for part in _timed_parts(operation, grids[operation.name])]
     table = LatencyTable(
         ledger=ledger,
         fine=_surface(parts, smooth=False),
@@ -194,7 +194,11 @@ def time_operations(
         scale=1.0,
         batch=batch,
         device=machine_name(device),
-        untimed=tuple(dict.fromkeys(str(one.target) for one in timed if not grids[one.name].ms)),
+        untimed=tuple(
+            dict.fromkeys(
+                str(operation.target) for operation in timed if not grids[operation.name].ms
+            )
+        ),
     )
     return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** FORWARD_EXPONENT)
 
@@ -230,7 +234,7 @@ def _grids(
     fresh: bool,
 ) -> dict[str, Grid]:
     """Read the grids from the cache if this forward was timed before; else time them."""
-    key = "\n".join([ESTIMATOR_VERSION, str(repeats), *(one.name for one in timed)])
+    key = "\n".join([ESTIMATOR_VERSION, str(repeats), *(operation.name for operation in timed)])
     name = hashlib.sha256(key.encode()).hexdigest()
     file = cache_file(device)
     known = read_cache(file)
@@ -244,19 +248,19 @@ TimedPart = tuple[tuple[int, ...], Grid, bool]
 """Axes of the ledger, times by their sizes, and whether the operator is a selection."""
 
 
-def _timed_parts(one: Operation, grid: Grid) -> list[TimedPart]:
+def _timed_parts(operation: Operation, grid: Grid) -> list[TimedPart]:
     """The parts that an operator counts in: one, or one per width if it has more than two.
 
     Each of these several parts is linear in its width.
     """
-    rows = tuple(width.row for width in one.widths)
+    rows = tuple(width.row for width in operation.widths)
     if not grid.ms:
         return []
     if grid.knots or len(rows) <= 2:
-        return [(rows if grid.knots else (), grid, one.selects)]
-    total = sum(width.dense for width in one.widths)
+        return [(rows if grid.knots else (), grid, operation.selects)]
+    total = sum(width.dense for width in operation.widths)
     parts: list[TimedPart] = []
-    for width in one.widths:
+    for width in operation.widths:
         ms = grid.ms[0] / total
         parts.append(((width.row,), Grid(((1, width.dense),), (ms, ms * width.dense)), False))
     return parts
