@@ -9,6 +9,7 @@ from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
 FEATURE_MAP = "feature map"
+WINDOW = "a convolution window reads all of them"
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d",
@@ -23,13 +24,9 @@ def convolution(state: PropagationState, call: OperatorCall) -> Value:
     value = state.keep_whole(
         value,
         [d for d in range(len(value.shape)) if d != channel],
-        "a convolution window reads all of them",
+        WINDOW,
     )
-    weight = state.make_sliceable(
-        state.keep_whole(
-            weight, range(2, len(weight.shape)), "a convolution window reads all of them"
-        )
-    )
+    weight = state.make_sliceable(state.keep_whole(weight, range(2, len(weight.shape)), WINDOW))
     first, second = _channels(weight, 0), _channels(weight, 1)
     inputs, outputs = (first, second) if transposed else (second, first)
     x = _channels(value, channel)

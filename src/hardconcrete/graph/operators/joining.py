@@ -30,9 +30,9 @@ def _concatenated(state: PropagationState, call: OperatorCall, dim: int) -> Valu
         others.append(Value(tuple(sizes), tuple(across)))
     shape = [1 if d == dim else size for d, size in enumerate(call.shape)]
     parts = [*along, *state.merged(others, shape)]
-    weight = all(value.from_parameters for value in values)
+    from_parameters = all(value.from_parameters for value in values)
     return state.simplified(
-        Value(call.shape, tuple(Component(part.labels) for part in parts), weight)
+        Value(call.shape, tuple(Component(part.labels) for part in parts), from_parameters)
     )
 
 

@@ -37,15 +37,15 @@ def pointwise(state: PropagationState, call: OperatorCall) -> Value:
     rank = len(call.shape)
     values = [value.with_rank(rank) for value in call.values]
     parts = state.merged(values, call.shape)
-    weight = all(value.from_parameters for value in values)
-    if weight:
+    from_parameters = all(value.from_parameters for value in values)
+    if from_parameters:
         parts = [_with_source(call, values, part) for part in parts]
     else:
         for part in parts:
             if name not in KEEPS_ZERO or _adds_nonzero(call, values, part):
                 state.labels.mark_zero_lost(part.labels)
     why = next((value.why_rigid for value in values if value.why_rigid), "")
-    return Value(call.shape, tuple(parts), weight, why)
+    return Value(call.shape, tuple(parts), from_parameters, why)
 
 
 def _adds_nonzero(call: OperatorCall, values: list[Value], part: Component) -> bool:
@@ -55,7 +55,7 @@ def _adds_nonzero(call: OperatorCall, values: list[Value], part: Component) -> b
     other = call.get("other")
     number = not isinstance(other, Value) and other != 0
     return number or any(
-        not any(set(other.dims) & set(part.dims) for other in value.components) for value in values
+        not any(set(known.dims) & set(part.dims) for known in value.components) for value in values
     )
 
 
