@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.latency import timing
-from hardconcrete.cost.latency.timing import WARMUP
+from hardconcrete.cost.latency.timing import WARMUP_CALLS
 from hardconcrete.errors import ArgumentError
 from hardconcrete.report.comparison import Latency, Report
 from hardconcrete.report.measure import _uses_cudnn_heuristics, measure
@@ -93,8 +93,8 @@ def test_latency_by_the_clock() -> None:
 @pytest.mark.usefixtures("clock")
 def test_calls_are_warmed_up_and_then_alternate() -> None:
     measure(Slow(2), Slow(1), IMAGES, batches=[5], repeats=4)
-    assert Slow.calls[: 2 * WARMUP] == [(2, 5), (1, 5)] * WARMUP
-    assert [seconds for seconds, _ in Slow.calls[2 * WARMUP :]] == [2, 1, 1, 2, 2, 1, 1, 2]
+    assert Slow.calls[: 2 * WARMUP_CALLS] == [(2, 5), (1, 5)] * WARMUP_CALLS
+    assert [seconds for seconds, _ in Slow.calls[2 * WARMUP_CALLS :]] == [2, 1, 1, 2, 2, 1, 1, 2]
 
 
 @pytest.mark.usefixtures("clock")

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds, memory and time."""
+"""The cost of a model: parameters, multiply-adds, bytes and milliseconds."""
 
 from hardconcrete.cost.count import Count, count
 from hardconcrete.cost.latency import LatencyTable

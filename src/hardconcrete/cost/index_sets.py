@@ -62,7 +62,7 @@ class IndexSets:
     ) -> None:
         self.model, self.example = model, example
         analysis = analyze(model, *example) if analysis is None else analysis
-        self.walk = analysis.labelled
+        self.labelled = analysis.labelled
         without_units = {  # along an axis of size 1, or of a kernel, there are none
             place: torch.full_like(numbers, NOBODY)
             for place, numbers in gates.items()

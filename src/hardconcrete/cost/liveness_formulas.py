@@ -105,7 +105,7 @@ class LivenessFormulas:
         """When a unit is alive."""
         if root not in self.relations.removable:
             return frozenset()
-        made = None if root in self.relations.disturbed else self._made.get(root)
+        made = None if root in self.relations.zero_lost else self._made.get(root)
         return together(clause for clause in (self._read.get(root), made) if clause is not None)
 
     def indices(self, place: Place) -> list[Formula]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hardconcrete.cost.example_inputs import batch_size
-from hardconcrete.cost.latency.table import LatencyTable, measure_latency
+from hardconcrete.cost.latency.table import LatencyTable, time_operations
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import write_ledger
 from hardconcrete.cost.liveness_formulas import EACH
@@ -30,7 +30,7 @@ def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     plain, example = plain_copy(gated), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
     analysis = gated.analyze(plain) if as_attached else None
-    table = measure_latency(plain, example, gate_places(gated), analysis=analysis, **settings)
+    table = time_operations(plain, example, gate_places(gated), analysis=analysis, **settings)
     return table.to(gated.gates.log_alpha.device)
 
 

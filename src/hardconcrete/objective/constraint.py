@@ -235,7 +235,7 @@ def cheapest_mask(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     is_open = torch.zeros_like(gated.gates.log_alpha)
     for group in gated.groups:
         is_open[group.start if group.keeps_one else group.slice] = 1.0
-    cost_classes = gated.ledger.kinds_of_gates().tolist()
+    cost_classes = gated.ledger.remaining_gate_kinds().tolist()
     for group in gated.groups:
         if group.keeps_one:
             numbers = range(group.start, group.start + group.units)

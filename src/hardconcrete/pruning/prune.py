@@ -14,7 +14,7 @@ from hardconcrete.compaction.compact import Form, compacted
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.graph.model_state import copied, random_state_kept
+from hardconcrete.graph.model_state import detached_copy, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.score import DEFAULT_EXAMPLES, first_call
 from hardconcrete.importance.stages import (
@@ -160,7 +160,7 @@ def attach_open_gates(
     if not request.limits_in_words:
         raise ArgumentError("prune needs a limit, for example prune(..., macs=0.5)")
     kept = keep_batches(batches, examples)
-    dense = copied(model)
+    dense = detached_copy(model)
     _try_loss(dense, kept[0], loss)
     gated = attach_gates(dense, *inputs, include=request.include, exclude=request.exclude)
     return PruningState(gated, kept, loss)

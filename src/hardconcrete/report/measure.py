@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from hardconcrete.compaction.shrink_history import expanded
 from hardconcrete.cost import count
 from hardconcrete.cost.count import tensors_in
-from hardconcrete.cost.example_inputs import Inputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import ExampleInputs, batch_size, resampled
 from hardconcrete.cost.latency.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, plain_copy
@@ -85,7 +85,9 @@ def measure(
 class _LaidOut:
     """Copies of a model, one for each layout that it can run in at all batch sizes."""
 
-    def __init__(self, model: nn.Module, layouts: Sequence[str], inputs: Sequence[Inputs]) -> None:
+    def __init__(
+        self, model: nn.Module, layouts: Sequence[str], inputs: Sequence[ExampleInputs]
+    ) -> None:
         names = layouts if _has_images(model) else ["contiguous"]
         self.copies: dict[str, nn.Module] = {}
         for name in names:
@@ -95,7 +97,7 @@ class _LaidOut:
         if not self.copies:
             raise ArgumentError(f"the model does not run in layout {', '.join(layouts)}")
 
-    def calls(self, inputs: Inputs) -> list[Call]:
+    def calls(self, inputs: ExampleInputs) -> list[Call]:
         """A call for each layout."""
         laid_out = [(model, _laid_out(inputs, name)) for name, model in self.copies.items()]
         return [partial(model, *args, **kwargs) for model, (args, kwargs) in laid_out]
@@ -103,7 +105,7 @@ class _LaidOut:
 
 def _latency(
     timed: Sequence[_LaidOut],
-    inputs: Inputs,
+    inputs: ExampleInputs,
     batch: int,
     repeats: int,
     devices: Iterable[torch.device],
@@ -146,7 +148,7 @@ def _copy(model: nn.Module) -> Any:
         return copy.deepcopy(model)
 
 
-def _devices(example: Inputs, models: Iterable[nn.Module]) -> list[torch.device]:
+def _devices(example: ExampleInputs, models: Iterable[nn.Module]) -> list[torch.device]:
     tensors = chain(tensors_in(example), *(model.parameters() for model in models))
     devices = list(dict.fromkeys(tensor.device for tensor in tensors))
     if any(device.type == "meta" for device in devices):
@@ -171,14 +173,14 @@ def _uses_cudnn_heuristics(devices: Iterable[torch.device], models: Iterable[nn.
     return on_gpu and any(map(_has_images, models)) and not torch.backends.cudnn.benchmark
 
 
-def _laid_out(inputs: Inputs, name: str) -> Inputs:
+def _laid_out(inputs: ExampleInputs, name: str) -> ExampleInputs:
     def laid_out(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=LAYOUTS[name]) if tensor.dim() == 4 else tensor
 
     return tree_map_only(Tensor, laid_out, inputs)  # type: ignore[no-any-return]
 
 
-def _runs(model: nn.Module, inputs: Inputs) -> bool:
+def _runs(model: nn.Module, inputs: ExampleInputs) -> bool:
     """Whether a forward accepts a layout; one that calls ``view`` on its images does not."""
     try:
         with torch.inference_mode():

@@ -81,7 +81,7 @@ class Liveness:
             for root, entry_open in zip(roots.tolist(), along.tolist(), strict=True):
                 if root in self.relations.removable and root not in only_read:
                     all_shut[root] = all_shut.get(root, True) and not entry_open
-        return {root for root, shut in all_shut.items() if shut} - self.relations.disturbed
+        return {root for root, shut in all_shut.items() if shut} - self.relations.zero_lost
 
     def revive(self, analysis: Analysis, least: int, chance: dict[str, Tensor]) -> None:
         """Bring back the likeliest units of each group, so that it keeps ``least`` of them."""
