@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         recalibrate,
     )
     from hardconcrete.pruning import prune
-    from hardconcrete.report.measure import Report, measure
+    from hardconcrete.report.comparison import Report
+    from hardconcrete.report.measure import measure
     from hardconcrete.report.pareto import pareto
     from hardconcrete.units import Analysis, Group, find_groups
 
@@ -92,7 +93,8 @@ _HOME = {
         "recalibrate",
     ),
     "pruning": ("prune",),
-    "report.measure": ("Report", "measure"),
+    "report.comparison": ("Report",),
+    "report.measure": ("measure",),
     "report.pareto": ("pareto",),
     "units": ("Analysis", "Group", "find_groups"),
 }

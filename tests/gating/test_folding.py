@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.gating.folding import fold, masks
+from hardconcrete.gating.folding import fold, gate_masks
 from tests.compaction.networks import dense
 from tests.exactness import at_random
 
@@ -12,7 +12,7 @@ from tests.exactness import at_random
 def test_masks_multiply_where_gates_are_nested() -> None:
     gated = at_random(hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:in", "2:out"]))
     values = gated.gate_values()
-    found = masks(gated, gated.model, gated.gates.readout())
+    found = gate_masks(gated, gated.model, gated.gates.readout())
     assert found.keys() == {"2.weight", "2.bias"}
     torch.testing.assert_close(found["2.weight"], torch.outer(values["2:out"], values["2:in"]))
 

@@ -45,7 +45,7 @@ def test_every_group_that_is_found_gets_gates(found: hc.Analysis) -> None:
 )
 def test_patterns(found: hc.Analysis, include: object, exclude: object, left: list[str]) -> None:
     patterns = Patterns.of(include, exclude)  # type: ignore[arg-type]
-    assert [group.name for group in patterns.chosen(found)] == left
+    assert [group.name for group in patterns.matching(found)] == left
 
 
 def test_patterns_choose_what_is_gated() -> None:

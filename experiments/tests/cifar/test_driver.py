@@ -174,4 +174,4 @@ def test_that_the_papers_setting_cannot_prune_is_said_before(
     run(small(), out=tmp_path, device="cpu")
     assert "note: this run cannot prune 3 of 3 groups" in capsys.readouterr().out
     record = json.loads((tmp_path / small().name / "record.json").read_text())
-    assert "a gate is shut below -2.40" in record["forecast"]
+    assert "a gate is closed below -2.40" in record["forecast"]

@@ -95,7 +95,7 @@ def groups(
     Example: hardconcrete groups hardconcrete.demo:MLP --input 1,1,28,28
     """
     with refusals_in_words():
-        from hardconcrete.report.importing import example_input, import_model
+        from hardconcrete.cli.model_arguments import example_input, import_model
         from hardconcrete.units import find_groups
 
         inputs = tuple(example_input(shape) for shape in input)

@@ -20,17 +20,17 @@ from hardconcrete.compaction.verify import difference, first_difference
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES
+from hardconcrete.importance.score import DEFAULT_EXAMPLES
 from hardconcrete.importance.stages import (
-    Student,
-    cut_in_stages,
+    PruningState,
+    prune_in_stages,
     stages_for,
-    warn_of_what_was_not_refitted,
+    warn_not_refitted,
 )
 from hardconcrete.objective import Budget, ImportanceBudget
 from hardconcrete.objective.budget import BAND
 from hardconcrete.objective.constraint import Constraint, delivered, expected
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 
 Form = Literal["auto", "module", "graph"]
 
@@ -145,13 +145,13 @@ def compacted(
 
 def _by_importance(
     gated: GatedModel, budget: Budget | None, round_to: int, batches: Iterable[Any], loss: Loss
-) -> Student:
+) -> PruningState:
     """A copy that fits, re-fitted where something had to change."""
     limits = () if budget is None else constraints_of(gated, budget)
-    student = Student(copy.deepcopy(gated), keep_batches(batches, EXAMPLES), loss)
-    descent = Descent(student.gated, limits, student.is_open)
-    cut_in_stages(student, descent, stages=stages_for(descent.depth), round_to=round_to)
-    warn_of_what_was_not_refitted(student)
+    student = PruningState(copy.deepcopy(gated), keep_batches(batches, DEFAULT_EXAMPLES), loss)
+    targets = CostTargets(student.gated, limits, student.is_open)
+    prune_in_stages(student, targets, stages=stages_for(targets.log_reduction), round_to=round_to)
+    warn_not_refitted(student)
     return student
 
 
@@ -210,7 +210,7 @@ def _found(gated: GatedModel, limit: Constraint, cost: float) -> str:
     probability = gated.gates.distribution().open_probability.detach()
     mean = expected(gated, [limit], probability, exactly=True).item()
     return (
-        f"with {cost:.1%} of the {limit.words} delivered and {mean:.1%} expected instead of "
+        f"with {cost:.1%} of the {limit.label} delivered and {mean:.1%} expected instead of "
         f"{limit.limit / limit.dense:.1%}"
     )
 

@@ -14,7 +14,7 @@ from hardconcrete.compaction.planner import kept_indices, size_after_cuts
 from hardconcrete.compaction.verify import Inputs
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.propagate import (
-    INLINED,
+    INNER_GRAPH_OPERATORS,
     LabelledGraph,
     first_names,
     named_tensors,
@@ -196,7 +196,7 @@ class _Rewriter:
             if node.op != "call_function":
                 continue
             name = operator_name(node.target)
-            if name in INLINED:
+            if name in INNER_GRAPH_OPERATORS:
                 raise CompactionError("a block under no_grad or autocast has no graph form")
             self._rewrite(node, name)
         self._select()
@@ -250,7 +250,7 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
-        if not value.along(dim):
+        if not value.components_along(dim):
             return
         size, start = value.shape[dim], get(node, "start") or 0
         if name == "narrow":
@@ -289,7 +289,7 @@ class _Rewriter:
         pads = list(get(node, "pad"))
         for k in range(0, len(pads), 2):
             dim = len(result.shape) - 1 - k // 2
-            if result.along(dim):
+            if result.components_along(dim):
                 kept = kept_indices(self.liveness, result, dim)
                 pads[k], pads[k + 1] = (
                     int(kept[: pads[k]].sum()),

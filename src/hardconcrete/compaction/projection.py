@@ -14,8 +14,8 @@ from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel
 from hardconcrete.importance.select import select_units
 from hardconcrete.objective import Budget, ImportanceBudget
-from hardconcrete.objective.constraint import Constraint, cheapest, delivered
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.constraint import Constraint, cheapest_mask, delivered
+from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.units import Group
 
 ROUNDING = 1e-12
@@ -79,7 +79,7 @@ def _values(gated: GatedModel, is_open: Tensor) -> Tensor:
 def _selected(gated: GatedModel, budget: ImportanceBudget, score: Tensor, round_to: int) -> Tensor:
     """What stays open by importance; a unit that is shut does nothing, whatever it might gain."""
     limits, was_open = constraints_of(gated, budget), gated.gates.readout() > 0
-    costs, settings = Descent(gated, limits, was_open.double())(1.0)
+    costs, settings = CostTargets(gated, limits, was_open.double())(1.0)
     kept = select_units(
         score.to(was_open.device) * was_open,
         gated.groups,
@@ -145,7 +145,7 @@ class _Fits:
         if self.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
-        found = [cheapest(self.gated, *kind).bool() for kind in kinds]
+        found = [cheapest_mask(self.gated, *kind).bool() for kind in kinds]
         return [torch.where(units, one_each, is_open) for one_each in found]
 
     def __call__(self, is_open: Tensor) -> bool:

@@ -39,7 +39,7 @@ def apply_shrink(
     gated.regroup(groups)
     put_gates_on(model, groups, bank)
     gated._latest = None
-    gated._ledger = after.dense.ledger.among(original, after.gates).to(kept.device)
+    gated._ledger = after.dense.ledger.for_remaining(original, after.gates).to(kept.device)
     gated.__dict__[KEY] = after
 
 

@@ -1,4 +1,4 @@
-"""What gates multiply, as tensors of parameters' shapes."""
+"""Gates in the shapes of the parameters that they multiply."""
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +8,10 @@ from hardconcrete.graph.propagate import first_names
 from hardconcrete.units.group import raw_parameter
 
 
-def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
-    """Every gated parameter's gates, multiplied where there are several, by first name.
+def gate_masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
+    """The gates of every gated parameter by its first name; several are multiplied.
 
-    They are of size 1 along dimensions that are not gated.
+    A mask has size 1 along dimensions without gates.
     """
     names = first_names(plain)
     parameters = dict(plain.named_parameters(remove_duplicate=False))
@@ -30,7 +30,7 @@ def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tenso
 
 @torch.no_grad()
 def fold(gated: GatedModel, model: nn.Module, gates: Tensor) -> None:
-    """Multiply gates into the parameters of a model, in place: of this one or of a plain copy."""
-    for name, z in masks(gated, model, gates).items():
+    """Multiply gates into the parameters of this model, or of a plain copy, in place."""
+    for name, z in gate_masks(gated, model, gates).items():
         parameter = raw_parameter(model, name)
         parameter.mul_(z.to(parameter.dtype))

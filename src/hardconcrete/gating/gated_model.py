@@ -17,7 +17,7 @@ from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError, GateError, TraceError
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import refuse_inside_draw
-from hardconcrete.gating.groups import targets
+from hardconcrete.gating.groups import gate_targets
 from hardconcrete.gating.select_groups import SelectedGroups
 from hardconcrete.units import Analysis, Group, analyze
 
@@ -174,7 +174,7 @@ class GatedModel(nn.Module):
         """What is gated goes into the metadata of the state, where torch keeps versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
-        metadata["gates"] = targets(self.model, self.groups)
+        metadata["gates"] = gate_targets(self.model, self.groups)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
@@ -194,7 +194,7 @@ class GatedModel(nn.Module):
 
     def _refuse_others(self, saved: list[list[str]]) -> None:
         """Refuse gates that would become those of other units."""
-        for own, other in zip(targets(self.model, self.groups), saved, strict=False):
+        for own, other in zip(gate_targets(self.model, self.groups), saved, strict=False):
             if own != other:
                 raise ArgumentError(
                     f"the gates of {', '.join(other)} in this state would become those of "

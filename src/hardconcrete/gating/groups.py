@@ -1,4 +1,4 @@
-"""Groups with gates: from named sites, their names in a state, and settings for each."""
+"""Groups with gates: from named sites, by name in a state dict, with settings for each."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,18 +13,18 @@ from hardconcrete.units import Axis, Group
 from hardconcrete.units.group import raw_parameter
 
 WRAPPERS = re.compile(r"_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")
-"""Parts of names by which torch's wrappers hold what they wrap."""
+"""The names under which torch's wrappers hold a module."""
 
 
-def targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
-    """What the gates of every group multiply, in words that a state can keep.
+def gate_targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
+    """What the gates of every group multiply, in words for a state dict.
 
-    Not by what wraps a module or by a second name of a parameter, for states are not, either.
+    The words leave out wrappers, and use the first name of a parameter, as a state dict does.
 
     Example:
         >>> import torch, hardconcrete as hc
         >>> gated = hc.attach_gates(torch.nn.Linear(4, 3), torch.zeros(2, 4), sites=[":out"])
-        >>> targets(gated.model, gated.groups)
+        >>> gate_targets(gated.model, gated.groups)
         [['bias:0', 'weight:0']]
     """
     named = [*model.named_parameters(remove_duplicate=False)]
@@ -39,7 +39,7 @@ def targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
 
 
 def without_gates(groups: Iterable[Group]) -> dict[str, dict[int, Tensor]]:
-    """Of gated parameters, what no gate multiplies: along each gated dimension its free indices.
+    """The indices without a gate, along each gated dimension of each parameter.
 
     Example:
         >>> axis = Axis("weight", 1, torch.tensor([0, 1, -1, -1]))
@@ -52,8 +52,9 @@ def without_gates(groups: Iterable[Group]) -> dict[str, dict[int, Tensor]]:
         if axis.dim is None or axis.is_one_to_one:
             full.add(axis.tensor)
             continue
-        own = free.setdefault(axis.tensor, {})
-        own[axis.dim] = own.get(axis.dim, torch.ones_like(axis.units) > 0) & (axis.units < 0)
+        by_dim = free.setdefault(axis.tensor, {})
+        before = by_dim.get(axis.dim, torch.ones_like(axis.units, dtype=torch.bool))
+        by_dim[axis.dim] = before & (axis.units < 0)
     return {
         name: {dim: mask.nonzero().flatten() for dim, mask in masks.items()}
         for name, masks in free.items()
@@ -81,7 +82,7 @@ def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
 
 
 def per_group(groups: tuple[Group, ...], value: Any, what: str) -> list[Any]:
-    """A setting for each group, from one value or a mapping by the names of the groups."""
+    """A setting for each group, from one value or a mapping by group name."""
     if not isinstance(value, Mapping):
         return [value] * len(groups)
     names = [group.name for group in groups]

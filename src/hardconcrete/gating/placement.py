@@ -1,4 +1,4 @@
-"""Which module is multiplied by which gates."""
+"""Which gates multiply which parameters of which module."""
 
 from collections import defaultdict
 
@@ -13,7 +13,7 @@ from hardconcrete.units.axis import NO_UNIT
 
 
 def put_gates_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
-    """Gate a model by the groups that are left of a bank which had more."""
+    """Gate a model by groups of which some units were removed from the bank."""
     bank.tables.clear()
     bank.sizes = tuple(group.units for group in groups)
     for module, multipliers in placements(model, groups, bank).items():
@@ -23,7 +23,7 @@ def put_gates_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) ->
 def placements(
     model: nn.Module, groups: tuple[Group, ...], bank: GateBank
 ) -> dict[nn.Module, list[Multiplier]]:
-    """What multiplies which module; a tied parameter is gated under all of its names."""
+    """The multipliers of every module. A tied parameter is gated under all of its names."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     sharing: dict[tuple[str, int | None], list[tuple[Group, Axis]]] = defaultdict(list)
     for group in groups:
@@ -44,7 +44,7 @@ def placements(
 
 
 def _add_table(bank: GateBank, own: list[tuple[Group, Axis]]) -> int | None:
-    """The gate of every index where it is not one each: the last one stands for no gate."""
+    """The gate of every index, where that is not one each. The last number means no gate."""
     if len(own) == 1 and own[0][1].is_one_to_one:
         return None
     last = sum(group.units for group, _ in own)

@@ -11,10 +11,10 @@ from torch import Tensor
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.bank import GateBank
-from hardconcrete.importance.running import RunningImportance
+from hardconcrete.importance.running_importance import RunningImportance
 from hardconcrete.importance.select import select_units
 from hardconcrete.objective.budget import Budget
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 
 DESCENT_START, DESCENT_END = 0.05, 0.4
 """The parts of the training between which the target comes down."""
@@ -79,7 +79,7 @@ class ImportanceBudget(Budget, by="importance"):
         self._number = bank.measured
         self._mask = self._open() > 0
         self._places = _places(bank)
-        self._descent = Descent(gated, self.constraints, self._open())
+        self._targets = CostTargets(gated, self.constraints, self._open())
         self._running = RunningImportance(bank.log_alpha)
         self._step, self._settled = 0, False
 
@@ -157,7 +157,7 @@ class ImportanceBudget(Budget, by="importance"):
             "steps": torch.tensor(self._step),
             "settled": torch.tensor(self._settled),
             "open": self._mask.clone(),
-            "start": self._descent.start.clone(),
+            "start": self._targets.start.clone(),
             "total": self._running.total.clone(),
             "weight": self._running.weight.clone(),
             "terms": torch.tensor(self._terms()),
@@ -176,7 +176,7 @@ class ImportanceBudget(Budget, by="importance"):
                 f"{self._terms_in_words()} within {self._length:,} steps"
             )
         self._step = int(state["steps"])
-        self._descent.start.copy_(state["start"])
+        self._targets.start.copy_(state["start"])
         self._mask.copy_(state["open"])
         self._running.total.copy_(state["total"])
         self._running.weight.copy_(state["weight"])
@@ -196,7 +196,7 @@ class ImportanceBudget(Budget, by="importance"):
                 "mode, its output does not reach the loss, no gradient was finite, or one CUDA "
                 "graph is replayed for all steps (then build the budget with measure_every=1)"
             )
-        costs, settings = self._descent(part, reopen=reopen)
+        costs, settings = self._targets(part, reopen=reopen)
         groups, is_open = self.gated.groups, self._mask.double().cpu()
         kept = select_units(
             score, groups, is_open, costs, round_to=self.round_to, settings=settings

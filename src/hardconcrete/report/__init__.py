@@ -1,8 +1,8 @@
-"""What was measured, as tables and pictures."""
+"""Measurements of models, as tables and plots."""
 
+from hardconcrete.report.comparison import Report
 from hardconcrete.report.environment import environment
-from hardconcrete.report.importing import example_input, import_model
-from hardconcrete.report.measure import Report, measure
+from hardconcrete.report.measure import measure
 from hardconcrete.report.pareto import pareto
 from hardconcrete.report.plots import (
     BLUE,
@@ -30,9 +30,7 @@ __all__ = [
     "Report",
     "check_plotting",
     "environment",
-    "example_input",
     "gate_histograms",
-    "import_model",
     "kept_inputs",
     "measure",
     "pareto",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hardconcrete.graph.labels import Reason
 from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.graph.scope import Contraction
+from hardconcrete.graph.propagation_state import ContractionRecord
 from hardconcrete.units.axis import NO_UNIT, Axis, Place
 from hardconcrete.units.group import Group
 from hardconcrete.units.relations import Relations
@@ -47,8 +47,8 @@ class Grouping:
     ) -> None:
         self.batch = batch
         self.relations = relations
-        self.labels = labelled.scope.labels
-        self.contractions = labelled.scope.contractions
+        self.labels = labelled.state.labels
+        self.contractions = labelled.state.contractions
         self.reasons = self.labels.why_fixed()
         self.shapes = {name: value.shape for name, value in labelled.tensors.items()}
         self.parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -61,7 +61,7 @@ class Grouping:
             if name.startswith(INPUT):
                 self._note_made(-1, (name, dim), roots)
 
-    def _note(self, order: int, contraction: Contraction) -> None:
+    def _note(self, order: int, contraction: ContractionRecord) -> None:
         """Where units are first made, and their share of the multiply-adds there."""
         for place, labels in contraction.makes:
             self._note_made(order, place, self.labels.find(labels).flatten())

@@ -21,22 +21,22 @@ class Relations:
         made: the units that come from an axis, by axis.
         users: the modules that multiply by a parameter, by its name.
         removable: units that something reads and nothing fixes.
-        disturbed: units whose zeros become other values before they are read.
+        zero_lost: units whose zeros become other values before they are read.
     """
 
     def __init__(self, labelled: LabelledGraph) -> None:
-        labels = labelled.scope.labels
+        labels = labelled.state.labels
         self.roots: dict[Place, Tensor] = labelled.roots()
         self.read: dict[Place, set[int]] = defaultdict(set)
         self.made: dict[Place, set[int]] = defaultdict(set)
         self.users: dict[str, set[str]] = defaultdict(set)
-        for contraction in labelled.scope.contractions:
+        for contraction in labelled.state.contractions:
             for known, places in ((self.read, contraction.reads), (self.made, contraction.makes)):
                 for place, found in places:
                     known[place].update(labels.find(found).flatten().tolist())
                     self.users[place[0]].add(contraction.module)
         self.removable = set().union(*self.read.values()) - labels.why_fixed().keys()
-        self.disturbed = labels.disturbed()
+        self.zero_lost = labels.zero_lost()
 
     def only_read(self, place: Place) -> set[int]:
         """The units that an axis reads and does not make."""

@@ -76,8 +76,7 @@ class CifarTask:
 
     def sizes(self, learners: Sequence[Learner]) -> Mapping[str, int]:
         """Units of the dense network, by group."""
-        groups: Any = getattr(learners[0].model, "groups", ())
-        return {group.name: group.all_units for group in groups}
+        return {group.name: group.dense_units for group in _groups(learners[0].model)}
 
     def dense_macs(self) -> int:
         """Multiply-adds of the dense network, for one image."""
@@ -85,8 +84,7 @@ class CifarTask:
 
     def facts(self, model: nn.Module) -> dict[str, Any]:
         """The present units of each group, with shut gates: fewer after a shrink."""
-        groups: Any = getattr(model, "groups", ())
-        return {"widths": [group.units for group in groups]}
+        return {"widths": [group.units for group in _groups(model)]}
 
     def advice(self, out: Path) -> str:  # noqa: ARG002
         """Nothing."""
@@ -96,3 +94,8 @@ class CifarTask:
         """Compact, test and time, each result with more in it."""
         for result in examine(self.experiment, trained):
             yield {"result": asdict(result)}
+
+
+def _groups(model: nn.Module) -> tuple[hc.Group, ...]:
+    """The groups of a network with gates."""
+    return model.groups if isinstance(model, hc.GatedModel) else ()

@@ -1,4 +1,4 @@
-"""Models and inputs as the command line names them."""
+"""The model and the example input that arguments of the command line name."""
 
 import importlib
 import sys
@@ -11,7 +11,7 @@ from hardconcrete.errors import ArgumentError
 
 
 def import_model(name: str) -> nn.Module:
-    """The model that a factory makes, from ``package.module:factory``.
+    """The model of ``package.module:factory``, where the factory may also be a module.
 
     Example:
         >>> type(import_model("hardconcrete.demo:MLP")).__name__
@@ -21,17 +21,17 @@ def import_model(name: str) -> nn.Module:
     if not colon or not path or not attribute:
         raise ArgumentError(f"{name!r} must be written package.module:factory")
     here = str(Path.cwd())
-    if here not in sys.path:  # as `python -m` would find it
+    if here not in sys.path:  # as `python -m` does
         sys.path.insert(0, here)
     try:
         factory = importlib.import_module(path)
         for part in attribute.split("."):
             factory = getattr(factory, part)
-    except Exception as error:  # whatever importing runs may fail
+    except Exception as error:  # importing runs any code
         raise ArgumentError(f"{name} cannot be imported: {error!r}") from error
     try:
         model = factory if isinstance(factory, nn.Module) else factory()  # type: ignore[operator]
-    except Exception as error:  # whatever the factory does may fail
+    except Exception as error:  # the factory runs any code
         raise ArgumentError(f"{name} cannot be called without arguments: {error!r}") from error
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{name} gives a {type(model).__name__}, not a torch.nn.Module")
@@ -39,7 +39,7 @@ def import_model(name: str) -> nn.Module:
 
 
 def example_input(text: str) -> Tensor:
-    """Zeros of a shape, ``1,3,32,32``, and perhaps of a type, ``2,16:int64``.
+    """Zeros of a shape, ``1,3,32,32``, with an optional dtype, ``2,16:int64``.
 
     Example:
         >>> example_input("2,3:int64")

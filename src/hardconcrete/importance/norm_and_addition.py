@@ -1,4 +1,4 @@
-"""What may follow a contraction at once: a batch norm, and an addition to a shortcut."""
+"""The calls that may directly follow a layer: a batch norm, and the addition of a shortcut."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,26 +9,26 @@ from torch.nn import functional as F
 
 ADDITIONS = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__, Tensor.__radd__)
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout)
-"""In evaluation they return the tensor that they get."""
+"""In evaluation mode they return their input tensor itself."""
 
-BATCH_NORM = (
+BATCH_NORM_ARGUMENTS = (
     "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
 )  # fmt: skip
 """The arguments of ``F.batch_norm``, in order."""
 
-LEAST_SCALE = 1e-2
-"""A channel that a norm scales by less, relative to its largest scale, is not fitted to a sum."""
+MIN_RELATIVE_SCALE = 1e-2
+"""A channel is not inverted if its scale is smaller than this fraction of the norm's largest."""
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
-    """A call of ``F.batch_norm`` in evaluation: (x - mean) * scale + bias, by channel.
+class BatchNormCall:
+    """A call of ``F.batch_norm`` in evaluation: (x - mean) * scale + bias, for each channel.
 
     Example:
         >>> from torch import nn
         >>> layer, x = nn.BatchNorm1d(2).eval(), torch.randn(3, 2)
-        >>> norm = Norm.of((x, layer.running_mean, layer.running_var), {})
-        >>> torch.allclose(norm.inverse(layer(x), 1), x)
+        >>> call = BatchNormCall.parse((x, layer.running_mean, layer.running_var), {})
+        >>> torch.allclose(call.inverse(layer(x), 1), x)
         True
     """
 
@@ -38,18 +38,18 @@ class Norm:
     bias: Tensor | None
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Norm | None":
-        """The norm that these arguments stand for; None where it takes the batch's statistics."""
-        values = {"eps": 1e-5, **dict(zip(BATCH_NORM, args, strict=False)), **kwargs}
+    def parse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "BatchNormCall | None":
+        """The call with these arguments; None if it uses the statistics of the batch."""
+        values = {"eps": 1e-5, **dict(zip(BATCH_NORM_ARGUMENTS, args, strict=False)), **kwargs}
         if values.get("training") or values.get("running_mean") is None:
             return None
         scale = (values["running_var"] + values["eps"]).rsqrt()
         if values.get("weight") is not None:
             scale = scale * values["weight"]
-        return Norm(values["input"], values["running_mean"], scale, values.get("bias"))
+        return BatchNormCall(values["input"], values["running_mean"], scale, values.get("bias"))
 
     def inverse(self, y: Tensor, dim: int) -> Tensor:
-        """The x that the norm makes y of; the mean where many fit."""
+        """The x that the norm maps to y; the running mean in channels that are not invertible."""
         shape = [-1 if d == dim else 1 for d in range(y.dim())]
         reciprocal = torch.where(self.is_invertible, 1 / self.scale, 0).to(y.dtype)
         if self.bias is not None:
@@ -58,12 +58,12 @@ class Norm:
 
     @property
     def is_invertible(self) -> Tensor:
-        """Which channels it does not all but erase."""
-        return self.scale.abs() > LEAST_SCALE * self.scale.abs().max()
+        """A mask of the channels whose scale is not close to zero."""
+        return self.scale.abs() > MIN_RELATIVE_SCALE * self.scale.abs().max()
 
 
 def shortcut_of(args: tuple[Any, ...], kwargs: dict[str, Any], branch: Tensor) -> Tensor | None:
-    """What an addition adds to a branch; None if it does more than that.
+    """The tensor that an addition adds to a branch; None if it does more than add it.
 
     Example:
         >>> x, y = torch.ones(2), torch.zeros(2)

@@ -1,4 +1,4 @@
-"""Ridge regression on sums over rows: the weights whose products come nearest to targets."""
+"""Ridge regression from sums over rows: the weights whose products are nearest to targets."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,46 +8,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_CHUNK_ENTRIES = 2**24
-"""Entries of the rows that are in memory at a time."""
-
-LEAST_HOLD = 1e-30
-"""Mean square of inputs that are all zero: they hold their weights, and do not divide by zero."""
+MIN_MEAN_SQUARE = 1e-30
+"""Stands for the mean square of inputs that are all zero: the ridge then keeps their weights."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a regression gives.
+    """The solution of a regression.
 
     Args:
         matrix: the new weights, [group, out, in].
-        shift: what has to be added to their results, [group, out]; zeros if nothing may be.
-        missing: the part of the targets' variance that is not explained.
+        shift: the intercept, [group, out]; zeros without one.
+        unexplained: the fraction of the targets' variance that is not explained.
     """
 
     matrix: Tensor
     shift: Tensor
-    missing: float
+    unexplained: float
 
     @property
     def is_finite(self) -> bool:
-        """Whether all is numbers."""
+        """Whether no weight and no intercept is infinite or NaN."""
         return bool(self.matrix.isfinite().all() and self.shift.isfinite().all())
 
 
-class Sums:
-    """Sums over rows, by group: of X, Y, X^T X, X^T Y and Y^2, in float64.
+class RidgeRegression:
+    """A ridge regression that is fed in chunks of rows.
 
-    Products of a chunk of rows are taken in the chunk's precision. With an intercept, rows are
-    counted from the first chunk's mean, so that a large mean costs no digits.
+    It keeps, for each group, the sums of X, Y, X^T X, X^T Y and Y^2 in float64. The products of a
+    chunk are taken in the chunk's precision. With an intercept, the first chunk's mean is
+    subtracted from all rows, so that a large mean costs no digits.
 
     Args:
-        intercept: whether a constant may be added to the results.
+        intercept: whether a constant is added to the products.
 
     Example:
-        >>> sums, x = Sums(intercept=True), torch.randn(64, 1, 3)
-        >>> sums.add(x, x.sum(2, keepdim=True) + 5)
-        >>> solution = sums.solve(torch.zeros(1, 1, 3), torch.ones(1, 1, 3).bool(), ridge=1e-9)
+        >>> regression, x = RidgeRegression(intercept=True), torch.randn(64, 1, 3)
+        >>> regression.add(x, x.sum(2, keepdim=True) + 5)
+        >>> may_change = torch.ones(1, 1, 3).bool()
+        >>> solution = regression.solve(torch.zeros(1, 1, 3), may_change, ridge=1e-9)
         >>> (solution.matrix - 1).abs().max() < 1e-5, solution.shift.round().tolist()
         (tensor(True), [[5.0]])
     """
@@ -64,7 +63,7 @@ class Sums:
         x, y = x - self.x_origin, y - self.y_origin
         sums = x.sum(1), y.sum(1), x.mT @ x, x.mT @ y, y.square().sum(1)
         for total, chunk in zip(self.sums, sums, strict=True):
-            total += chunk.to(total)  # to the accumulator's device and dtype
+            total += chunk.to(total)  # the device and dtype of the totals
         self.rows += x.shape[1]
 
     def _start(self, x: Tensor, y: Tensor) -> None:
@@ -79,12 +78,12 @@ class Sums:
         ]
 
     def solve(self, before: Tensor, may_change: Tensor, ridge: float) -> Solution:
-        """The weights that are nearest to the targets, held where they were; uses up the sums.
+        """Solve for the weights. The sums are overwritten.
 
         Args:
-            before: the weights until now, [group, out, in].
-            may_change: of the same shape; elsewhere weights are zero and stay so.
-            ridge: how strongly they are held, as a part of the mean square of the inputs.
+            before: the weights to stay close to, [group, out, in].
+            may_change: a mask of the same shape. Other weights are zero and stay zero.
+            ridge: how strongly they stay close, as a fraction of the mean square of the inputs.
         """
         x, y, xx, xy, yy = (total.div_(self.rows) for total in self.sums)
         if self.intercept:
@@ -96,41 +95,41 @@ class Sums:
         if self.intercept:
             x, y = x + self.x_origin[:, 0].to(x), y + self.y_origin[:, 0].to(y)
             shift = y - (x[:, None] @ new)[:, 0]
-        variance = yy.sum().clamp(min=LEAST_HOLD)
-        missing = ((yy.sum() - explained) / variance).clamp(min=0)
-        return Solution(new.mT.to(before.device), shift.to(before.device), float(missing))
+        variance = yy.sum().clamp(min=MIN_MEAN_SQUARE)
+        unexplained = ((yy.sum() - explained) / variance).clamp(min=0)
+        return Solution(new.mT.to(before.device), shift.to(before.device), float(unexplained))
 
 
 def _solve(
     xx: Tensor, xy: Tensor, before: Tensor, may_change: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """W = (A + r I)^-1 (X^T Y + r W_0), once for each set of inputs that some output reads.
+    """W = (A + r I)^-1 (X^T Y + r W_0), solved once for each set of inputs that outputs share.
 
     Returns:
-        W, and the sum over outputs of 2 W^T X^T Y - W^T A W, which it explains of Y^2: as A W is
-        X^T Y + r (W_0 - W), it is W^T (X^T Y - r (W_0 - W)).
+        W, and the part of Y^2 that it explains: the sum over outputs of 2 W^T X^T Y - W^T A W. As
+        A W = X^T Y + r (W_0 - W), this equals W^T (X^T Y - r (W_0 - W)).
     """
     new, explained = torch.zeros_like(xy), xy.new_zeros(())
-    for group, reads, inputs in _supports(may_change):
-        place = group[:, None], inputs
-        a, right, old = xx[group[:, None, None], inputs[:, None], inputs], xy[place], before[place]
+    for group, uses, inputs in _input_sets(may_change):
+        index = group[:, None], inputs
+        a, right, old = xx[group[:, None, None], inputs[:, None], inputs], xy[index], before[index]
         old = old.to(a)
-        hold = ridge * a.diagonal(dim1=1, dim2=2).mean(1).clamp(min=LEAST_HOLD)[:, None, None]
-        a.diagonal(dim1=1, dim2=2).add_(hold[:, 0])
+        r = ridge * a.diagonal(dim1=1, dim2=2).mean(1).clamp(min=MIN_MEAN_SQUARE)[:, None, None]
+        a.diagonal(dim1=1, dim2=2).add_(r[:, 0])
         factor, failed = torch.linalg.cholesky_ex(a)
         del a
-        solved = torch.cholesky_solve(right + hold * old, factor)
+        solved = torch.cholesky_solve(right + r * old, factor)
         solved[failed > 0] = torch.nan
-        gain = solved * (right - hold * (old - solved))
-        explained += gain.masked_fill(~reads[:, None], 0).sum()
-        new[place] += solved.masked_fill_(~reads[:, None], 0)
+        gain = solved * (right - r * (old - solved))
+        explained += gain.masked_fill(~uses[:, None], 0).sum()
+        new[index] += solved.masked_fill_(~uses[:, None], 0)
     return new, explained
 
 
-def _supports(may_change: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Groups, their outputs, and the inputs that those outputs read: one at a time."""
+def _input_sets(may_change: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each set of inputs: the groups, a mask of their outputs that use it, and the inputs."""
     rows = may_change.flatten(0, 1)
-    every = rows.any(0)  # mostly all outputs that read anything read the same
+    every = rows.any(0)  # usually all outputs that use any inputs use the same ones
     if (rows == every).all(1).logical_or(~rows.any(1)).all():
         sets, number = every[None], (~rows.any(1)).long()
     else:
@@ -142,19 +141,19 @@ def _supports(may_change: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             yield groups, number[groups] == k, inputs.nonzero().flatten()
 
 
-def work(may_change: Tensor) -> float:
-    """How many multiply-adds solving takes, about.
+def solve_cost(may_change: Tensor) -> float:
+    """The approximate number of multiply-adds that solving takes.
 
     Example:
-        >>> work(torch.ones(2, 5, 30).bool())
+        >>> solve_cost(torch.ones(2, 5, 30).bool())
         54000.0
     """
-    return float(sum(len(group) * len(inputs) ** 3 for group, _, inputs in _supports(may_change)))
+    return float(sum(len(group) * len(inputs) ** 3 for group, _, inputs in _input_sets(may_change)))
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Float32 products in float32, whatever was chosen for the model's, and without autocast."""
+    """Compute float32 products in full float32, without TF32 or autocast, whatever the settings."""
     torch_backends: Any = torch.backends
     backends = (torch_backends.cuda.matmul, torch_backends.mkldnn.matmul)
     before = [backend.fp32_precision for backend in backends]

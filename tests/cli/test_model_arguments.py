@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from hardconcrete.cli.model_arguments import example_input, import_model
 from hardconcrete.errors import ArgumentError
-from hardconcrete.report.importing import example_input, import_model
 
 
 def test_a_class_a_function_or_a_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:

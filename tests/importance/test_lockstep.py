@@ -1,4 +1,4 @@
-"""Where the calls of a walk compute; what they compute is tested with the re-fit."""
+"""The thread in which paused calls compute. What they compute is tested with the re-fit."""
 
 import copy
 import threading
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.importance import walks
+from hardconcrete.importance import lockstep
 from hardconcrete.importance.refit import refit
 from tests.importance.networks import KINDS, Kind, call
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even k
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """As on an accelerator; the threads that compute."""
+    """Computes as on an accelerator; returns the ids of the threads that compute."""
     seen: set[int] = set()
-    answer = walks._Request.answer
+    run = lockstep._FunctionCall.run
 
-    def noted(request: walks._Request) -> object:
+    def noted(call: lockstep._FunctionCall) -> object:
         seen.add(threading.get_ident())
-        return answer(request)
+        return run(call)
 
-    monkeypatch.setattr(walks, "_is_on_accelerator", lambda _: True)
-    monkeypatch.setattr(walks._Request, "answer", noted)
+    monkeypatch.setattr(lockstep, "_is_on_accelerator", lambda _: True)
+    monkeypatch.setattr(lockstep._FunctionCall, "run", noted)
     return seen
 
 

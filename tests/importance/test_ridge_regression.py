@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hardconcrete.importance.regression import Sums, exact_products, work
+from hardconcrete.importance.ridge_regression import RidgeRegression, exact_products, solve_cost
 
 
 def written_out(x: Tensor, y: Tensor, before: Tensor, ridge: float, intercept: bool) -> Tensor:
     """The weights [in] of one output, by lstsq of rows below which the ridge stands as rows."""
     if intercept:
         x, y = x - x.mean(0), y - y.mean()
-    hold = (ridge * x.square().mean() * len(x)) ** 0.5
-    rows = torch.cat([x, hold * torch.eye(x.shape[1], dtype=x.dtype)])
-    targets = torch.cat([y, hold * before])
+    ridge_row = (ridge * x.square().mean() * len(x)) ** 0.5
+    rows = torch.cat([x, ridge_row * torch.eye(x.shape[1], dtype=x.dtype)])
+    targets = torch.cat([y, ridge_row * before])
     return torch.linalg.lstsq(rows, targets[:, None]).solution[:, 0]
 
 
@@ -29,10 +29,10 @@ def test_the_weights_are_those_of_least_squares(intercept: bool, scattered: bool
         may_change = torch.tensor([True, True, False, True, True, False]).expand_as(before).clone()
         may_change[1, 2] = False
     before *= may_change
-    sums = Sums(intercept=intercept)
+    regression = RidgeRegression(intercept=intercept)
     for x_part, y_part in zip(x.split(20), y.split(20), strict=True):
-        sums.add(x_part, y_part)
-    solution = sums.solve(before, may_change, ridge)
+        regression.add(x_part, y_part)
+    solution = regression.solve(before, may_change, ridge)
     missing = torch.zeros(())
     for group in range(groups):
         for output in range(outputs):
@@ -49,41 +49,44 @@ def test_the_weights_are_those_of_least_squares(intercept: bool, scattered: bool
             assert torch.allclose(solution.shift[group, output], shift, atol=1e-9)
             missing = missing + (rest - shift).square().mean()
     variance = (y - y.mean(0)).square() if intercept else y.square()
-    assert abs(solution.missing - float(missing / variance.mean(0).sum())) < 1e-9
+    assert abs(solution.unexplained - float(missing / variance.mean(0).sum())) < 1e-9
 
 
 def test_a_large_mean_costs_no_digits() -> None:
     x = 1e4 + torch.randn(2000, 1, 4)
     weights = torch.tensor([[[1.0, -2.0, 3.0, 0.5]]])
-    sums = Sums(intercept=True)
+    regression = RidgeRegression(intercept=True)
     for part in x.split(500):
-        sums.add(part, ((part - 1e4).double() @ weights[0].T.double()).float())
-    solution = sums.solve(torch.zeros(1, 1, 4), torch.ones(1, 1, 4).bool(), 1e-9)
+        regression.add(part, ((part - 1e4).double() @ weights[0].T.double()).float())
+    solution = regression.solve(torch.zeros(1, 1, 4), torch.ones(1, 1, 4).bool(), 1e-9)
     assert (solution.matrix - weights).abs().max() < 1e-3
 
 
-def test_inputs_of_zero_hold_their_weights() -> None:
-    sums, before = Sums(intercept=True), torch.tensor([[[1.0, 2.0]]], dtype=torch.float64)
-    sums.add(torch.zeros(5, 1, 2), torch.ones(5, 1, 1))
-    solution = sums.solve(before, before != 0, 1e-2)
+def test_inputs_of_zero_keep_their_weights() -> None:
+    regression, before = (
+        RidgeRegression(intercept=True),
+        torch.tensor([[[1.0, 2.0]]], dtype=torch.float64),
+    )
+    regression.add(torch.zeros(5, 1, 2), torch.ones(5, 1, 1))
+    solution = regression.solve(before, before != 0, 1e-2)
     assert torch.allclose(solution.matrix, before)
     assert solution.shift.item() == 1
-    assert solution.missing == 0
+    assert solution.unexplained == 0
 
 
 def test_numbers_that_are_not_finite_are_noticed() -> None:
-    sums = Sums(intercept=False)
-    sums.add(torch.tensor([[[1.0, torch.inf]]]), torch.ones(1, 1, 1))
-    solution = sums.solve(torch.zeros(1, 1, 2), torch.ones(1, 1, 2).bool(), 1e-2)
+    regression = RidgeRegression(intercept=False)
+    regression.add(torch.tensor([[[1.0, torch.inf]]]), torch.ones(1, 1, 1))
+    solution = regression.solve(torch.zeros(1, 1, 2), torch.ones(1, 1, 2).bool(), 1e-2)
     assert not solution.is_finite
 
 
 def test_work_counts_each_set_of_inputs_once() -> None:
     may_change = torch.ones(3, 10, 20, dtype=torch.bool)
-    assert work(may_change) == 3 * 20**3
+    assert solve_cost(may_change) == 3 * 20**3
     may_change[1, 4, 5] = False
-    assert work(may_change) == 3 * 20**3 + 19**3
-    assert work(torch.zeros(1, 2, 3, dtype=torch.bool)) == 0
+    assert solve_cost(may_change) == 3 * 20**3 + 19**3
+    assert solve_cost(torch.zeros(1, 2, 3, dtype=torch.bool)) == 0
 
 
 def test_products_are_exact_and_settings_come_back() -> None:

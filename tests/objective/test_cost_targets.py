@@ -5,7 +5,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.objective.constraint import constraints
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 
 
 def network() -> hc.GatedModel:
@@ -15,61 +15,61 @@ def network() -> hc.GatedModel:
 
 def test_every_limit_comes_down_geometrically() -> None:
     gated, every = network(), torch.ones(24)
-    descent = Descent(gated, constraints(gated, {"macs": 0.25, "params": 0.5}, None), every)
+    targets = CostTargets(gated, constraints(gated, {"macs": 0.25, "params": 0.5}, None), every)
     for part in (0.0, 0.5, 1.0):
-        costs, _ = descent(part)
+        costs, _ = targets(part)
         expected = torch.tensor([4.0, 2.0], dtype=torch.float64) ** part
         torch.testing.assert_close(costs(every), expected)
-    assert not descent.is_met
-    assert abs(descent.depth - torch.tensor(4.0).log()) < 1e-6
+    assert not targets.is_met
+    assert abs(targets.log_reduction - torch.tensor(4.0).log()) < 1e-6
 
 
 def test_what_is_met_stays_at_its_limit() -> None:
     gated, few = network(), (torch.arange(24) % 4 == 0).double()
-    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), few)
-    assert descent.is_met
-    assert descent.depth < 0
-    assert descent(0.0)[0](few) == descent(1.0)[0](few) < 1
+    targets = CostTargets(gated, constraints(gated, {"macs": 0.5}, None), few)
+    assert targets.is_met
+    assert targets.log_reduction < 0
+    assert targets(0.0)[0](few) == targets(1.0)[0](few) < 1
 
 
 def test_without_a_limit_nothing_costs() -> None:
-    descent = Descent(network(), (), torch.ones(24))
-    costs, settings = descent(1.0)
+    targets = CostTargets(network(), (), torch.ones(24))
+    costs, settings = targets(1.0)
     assert costs(torch.ones(24)).tolist() == [0]
     assert not settings.reopen
-    assert descent.is_met
-    assert descent.depth == 0
+    assert targets.is_met
+    assert targets.log_reduction == 0
 
 
 def test_units_of_traced_groups_cost_the_same() -> None:
     gated = network()
-    _, settings = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))(1.0)
-    assert settings.alike == {0, 1}
-    (mask,) = settings.last_resort(torch.ones(24, dtype=torch.float64))
+    _, settings = CostTargets(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))(1.0)
+    assert settings.equal_cost_groups == {0, 1}
+    (mask,) = settings.fallback_masks(torch.ones(24, dtype=torch.float64))
     assert [mask[group.slice].sum() for group in gated.groups] == [1, 1]
 
 
 def test_units_closed_earlier_open_again_only_if_asked() -> None:
     gated = network()
-    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
-    assert descent(1.0)[1].reopen
-    assert not descent(1.0, reopen=False)[1].reopen
+    targets = CostTargets(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
+    assert targets(1.0)[1].reopen
+    assert not targets(1.0, reopen=False)[1].reopen
 
 
 def test_no_ledger_is_made_for_units() -> None:
     gated = network()
-    descent = Descent(gated, constraints(gated, {}, 0.5), torch.ones(24))
-    assert descent(1.0)[0](torch.ones(24)).tolist() == [2.0]
+    targets = CostTargets(gated, constraints(gated, {}, 0.5), torch.ones(24))
+    assert targets(1.0)[0](torch.ones(24)).tolist() == [2.0]
     assert gated._ledger is None
 
 
 def test_a_new_ledger_is_used_after_shrinking() -> None:
     gated = network()
-    descent = Descent(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
+    targets = CostTargets(gated, constraints(gated, {"macs": 0.5}, None), torch.ones(24))
     with torch.no_grad():
         gated.gates.log_alpha[4:16] = -20.0
     assert hc.shrink(gated, None)
-    costs = descent(1.0)[0](torch.ones(12))
+    costs = targets(1.0)[0](torch.ones(12))
     torch.testing.assert_close(0.5 * costs[0], gated.delivered("macs") / gated.ledger.dense[1])
 
 
@@ -82,9 +82,9 @@ def test_latency_is_followed_by_its_smooth_table() -> None:
     )
     gated._latency = table  # type: ignore[assignment]
     limits = constraints(gated, {}, None, latency_ms=16.0)
-    costs, settings = Descent(gated, limits, torch.ones(24))(1.0)
-    assert settings.smooth is not None
+    costs, settings = CostTargets(gated, limits, torch.ones(24))(1.0)
+    assert settings.smooth_costs is not None
     gates = torch.ones(24, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(settings.smooth(gates).sum(), gates)
+    (slope,) = torch.autograd.grad(settings.smooth_costs(gates).sum(), gates)
     torch.testing.assert_close(slope, torch.full_like(slope, 1 / 16))
     assert costs(torch.ones(24)).tolist() == [1.5]

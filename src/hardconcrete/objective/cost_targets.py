@@ -1,4 +1,4 @@
-"""The way down to limits: targets for what a gated model delivers, for cuts in stages."""
+"""Targets for the delivered costs of a gated model on its way from dense to its limits."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,14 +9,18 @@ from torch import Tensor
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.importance.select import Costs, Selection
-from hardconcrete.objective.constraint import Constraint, cheapest, delivered, expected
+from hardconcrete.importance.select import Costs, SelectionSettings
+from hardconcrete.objective.constraint import Constraint, cheapest_mask, delivered, expected
 
 
-class Descent:
-    """The costs of a gated model at a part of the way from what is open now to its limits.
+class CostTargets:
+    """The costs of a gated model, relative to targets that fall to the limits.
 
-    All costs come down geometrically, as parts of themselves.
+    Each target falls geometrically: by the same factor for the same progress.
+
+    Attributes:
+        start: each cost at the start, as a fraction of its dense total.
+        end: each limit, as a fraction of the dense total.
 
     Example:
         >>> import hardconcrete as hc
@@ -24,9 +28,9 @@ class Descent:
         >>> layers = torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
         >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 4))
         >>> limits = constraints(gated, {"macs": 0.25}, None)
-        >>> descent = Descent(gated, limits, torch.ones(8))
-        >>> costs, _ = descent(0.5)
-        >>> costs(torch.ones(8)).tolist()    # twice what is asked for half way down
+        >>> targets = CostTargets(gated, limits, torch.ones(8))
+        >>> costs, _ = targets(0.5)
+        >>> costs(torch.ones(8)).tolist()    # twice the target of half way
         [2.0]
     """
 
@@ -39,28 +43,28 @@ class Descent:
 
     @property
     def is_met(self) -> bool:
-        """Whether nothing has to go."""
+        """Whether the start is within all limits."""
         return bool((self.start <= self.end).all())
 
     @property
-    def depth(self) -> float:
-        """By how much the largest excess must fall, as a logarithm."""
+    def log_reduction(self) -> float:
+        """The logarithm of the largest factor by which a cost must fall."""
         return max((self.start / self.end).log().tolist(), default=0.0)
 
-    def __call__(self, part: float, *, reopen: bool = True) -> tuple[Costs, Selection]:
-        """The costs for ``select_units``, and what it may know of them.
+    def __call__(self, progress: float, *, reopen: bool = True) -> tuple[Costs, SelectionSettings]:
+        """The costs for ``select_units``, as fractions of their targets, and its settings.
 
         Args:
-            part: 0 at the start, 1 at the limits.
-            reopen: whether units that were closed earlier may open again where they fit.
+            progress: 0 at the start, 1 at the limits.
+            reopen: whether units that were closed earlier may open again if they fit.
         """
         if not self.limits:
-            return lambda is_open: is_open.new_zeros(1), Selection()
-        target = torch.maximum(self.start * (self.end / self.start) ** part, self.end)
-        known = {group.name for group in self.gated.analysis or ()}
-        alike = frozenset(k for k, group in enumerate(self.gated.groups) if group.name in known)
+            return lambda is_open: is_open.new_zeros(1), SelectionSettings()
+        target = torch.maximum(self.start * (self.end / self.start) ** progress, self.end)
+        traced = {group.name for group in self.gated.analysis or ()}
+        equal_cost = (k for k, group in enumerate(self.gated.groups) if group.name in traced)
         smooth = partial(self._expected, target=target)
-        settings = Selection(smooth, reopen, self._one_each, alike)
+        settings = SelectionSettings(smooth, reopen, self._cheapest_masks, frozenset(equal_cost))
         return partial(self._delivered, target=target), settings
 
     def _delivered(self, is_open: Tensor, target: Tensor) -> Tensor:
@@ -75,7 +79,7 @@ class Descent:
 
     @property
     def _device(self) -> torch.device:
-        """The CPU: selection takes many small steps, which a GPU is slow at.
+        """Where costs are computed: on the CPU, because selection takes many small steps.
 
         A latency table stays on its device.
         """
@@ -84,7 +88,7 @@ class Descent:
 
     @property
     def _ledger(self) -> Ledger | None:
-        """The model's ledger there; ``shrink`` gives the model a new one."""
+        """A copy of the model's ledger on that device; a new one after ``shrink``."""
         if all(limit.kind is None for limit in self.limits):
             return None
         ledger = self.gated.ledger
@@ -92,11 +96,14 @@ class Descent:
             self._copy = ledger, ledger.to(self._device)
         return self._copy[1]
 
-    def _one_each(self, is_open: Tensor) -> Iterator[Tensor]:
-        """With the cheapest unit of each group alone, by each limit; single weights stay."""
+    def _cheapest_masks(self, is_open: Tensor) -> Iterator[Tensor]:
+        """For each limit, the mask with only the cheapest unit of each group.
+
+        Single weights stay as they are.
+        """
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
             units[group.slice] = float(group.keeps_one)
         for limit in self.limits:
             kind = () if limit.kind is None else (limit.kind,)
-            yield torch.where(units > 0, cheapest(self.gated, *kind).double().cpu(), is_open)
+            yield torch.where(units > 0, cheapest_mask(self.gated, *kind).double().cpu(), is_open)
