@@ -113,16 +113,17 @@ def train_rows(experiments: list[Any], minutes: float | None, **where: Any) -> N
     began = time.perf_counter()
     for experiment in experiments:
         spent = agreed(time.perf_counter() - began) / 60
-        left = minutes if minutes is None or experiment is experiments[0] else minutes - spent
-        result = None
-        if left is None or left >= 0:
-            result = run(experiment, **where, minutes=left, say=typer.echo)
-        if rank() > 0:  # of several processes the first has the result
-            continue
-        if result is None:
+        left = None if minutes is None else max(0.0, minutes - spent)
+        result = run(experiment, **where, minutes=left, say=typer.echo)
+        finished = float(result is not None)  # of several processes the first has the result
+        if experiment is not experiments[-1]:
+            finished = agreed(finished)
+        if result is not None:
+            show_result(result)
+        elif rank() == 0:
             typer.echo("not at its end yet; the same command with --resume continues")
+        if not finished:
             return
-        show_result(result)
 
 
 def show_result(result: "CifarResult") -> None:
