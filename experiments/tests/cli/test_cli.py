@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from hardconcrete_paper.cifar.examination import CifarResult
 from hardconcrete_paper.cifar.experiment import CifarExperiment
 from hardconcrete_paper.cli import app
 from hardconcrete_paper.mnist.examination import MnistResult
@@ -170,13 +171,31 @@ def test_seeds_are_a_list_everywhere(command: str) -> None:
     assert "--seed " not in said
 
 
-def test_seeds_of_wrn_are_trained_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("finished", [True, False])
+def test_seeds_of_wrn_are_trained_in_turn(finished: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, object]] = []
+    result = CifarResult(
+        error=4.0,
+        raw_error=5.0,
+        units=(),
+        macs=(1, 2),
+        params=(1, 2),
+        expected_macs=1.0,
+        seconds=9.0,
+        seconds_to_build=1.0,
+        images_per_second=7.0,
+        peak_memory=None,
+        latency={},
+        curve={},
+        training_curve={},
+    )
 
-    def stopped(experiment: CifarExperiment, **where: object) -> None:
+    def train(experiment: CifarExperiment, **where: object) -> CifarResult | None:
         asked.append((experiment.seed, where["resume"]))
+        return result if finished else None
 
-    monkeypatch.setattr("hardconcrete_paper.cifar.run.run", stopped)
-    result = run(app, "wrn --seeds 3 4 --resume".split())
-    assert "--resume continues" in result.output
-    assert asked == [(3, True)]  # the next would come when the first is at its end
+    monkeypatch.setattr("hardconcrete_paper.cifar.run.run", train)
+    said = run(app, "wrn --seeds 3 4 --resume".split()).output
+    assert said.count("4.00%") == 2 * finished
+    assert ("--resume continues" in said) is not finished
+    assert asked == [(3, True), (4, True)][: 1 + finished]

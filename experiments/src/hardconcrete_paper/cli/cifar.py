@@ -110,19 +110,22 @@ def train_rows(experiments: list[Any], minutes: float | None, **where: Any) -> N
     from hardconcrete_paper.cifar.run import run
     from hardconcrete_paper.training.processes import agreed, rank
 
-    began = time.perf_counter()
+    began, left = time.perf_counter(), minutes
     for experiment in experiments:
-        spent = agreed(time.perf_counter() - began) / 60
-        left = minutes if minutes is None or experiment is experiments[0] else minutes - spent
+        if minutes is not None and experiment is not experiments[0]:
+            left = minutes - agreed(time.perf_counter() - began) / 60
         result = None
         if left is None or left >= 0:
             result = run(experiment, **where, minutes=left, say=typer.echo)
-        if rank() > 0:  # of several processes the first has the result
-            continue
-        if result is None:
+        finished = float(result is not None)  # of several processes the first has the result
+        if experiment is not experiments[-1]:
+            finished = agreed(finished)
+        if result is not None:
+            show_result(result)
+        elif rank() == 0:
             typer.echo("not at its end yet; the same command with --resume continues")
+        if not finished:
             return
-        show_result(result)
 
 
 def show_result(result: "CifarResult") -> None:

