@@ -133,7 +133,7 @@ def run_wide(
     engine = Engine([learner], training, prepare=prepare)
     to_build = engine.seconds_to_build
     dense_macs = hc.count(experiment.build(), torch.zeros(1, 3, 32, 32)).macs
-    sizes = {group.name: group.all_units for group in getattr(learner.model, "groups", ())}
+    sizes = {group.name: group.dense_units for group in getattr(learner.model, "groups", ())}
     trained = train(engine, folder, sizes, dense_macs, facts=_widths, minutes=minutes, began=start)
     if not trained or rank() > 0:
         return None
