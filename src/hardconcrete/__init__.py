@@ -105,6 +105,8 @@ def __getattr__(name: str) -> object:
         return import_module("hardconcrete.importance")
     for folder, names in _HOME.items():
         if name in names:
+            if folder == "gating":  # states of shrunk models load into gated ones
+                import_module("hardconcrete.compaction")
             return getattr(import_module(f"hardconcrete.{folder}"), name)
     raise AttributeError(f"module 'hardconcrete' has no attribute {name!r}")
 

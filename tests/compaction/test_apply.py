@@ -1,7 +1,6 @@
 import torch
 
 import hardconcrete as hc
-from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.graph_form import CompactedGraph
 from hardconcrete.compaction.plan import Cut, Scale
 from tests.compaction.networks import dense
@@ -13,8 +12,8 @@ PLAN = hc.CompactionPlan("Sequential", {}, CUTS, (Scale("2.weight", 1, (0.5, 1, 
 
 def test_the_form_that_the_plan_names() -> None:
     model, x = dense(), torch.randn(3, 4)
-    small = apply_plan(PLAN, model)
-    graph = apply_plan(hc.CompactionPlan("S", {}, CUTS, PLAN.scales, form="graph"), model, x)
+    small = PLAN.apply(model)
+    graph = hc.CompactionPlan("S", {}, CUTS, PLAN.scales, form="graph").apply(model, x)
     assert type(small) is type(model)
     assert type(graph) is CompactedGraph
     assert hc.CompactionPlan.of(small) is PLAN
@@ -28,5 +27,5 @@ def test_the_form_that_the_plan_names() -> None:
 def test_the_dense_model_is_left_alone() -> None:
     model = dense()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    apply_plan(PLAN, model)[0].weight.data.zero_()
+    PLAN.apply(model)[0].weight.data.zero_()
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())

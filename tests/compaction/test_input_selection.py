@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from hardconcrete.compaction.input_selection import selecting
+from hardconcrete.compaction.input_selection import select_inputs
 
 LAYERS = {
     "Linear": (lambda n: nn.Linear(n, 3), (5, 6)),
@@ -24,7 +24,7 @@ def pair(name: str) -> tuple[nn.Module, nn.Module]:
     wide, narrow = make(6), make(3)
     wide.weight.data[:, [1, 3, 4]] = 0
     narrow.load_state_dict({"weight": wide.weight[:, list(KEPT)], "bias": wide.bias})
-    selecting(narrow, KEPT)
+    select_inputs(narrow, KEPT)
     return wide, narrow
 
 

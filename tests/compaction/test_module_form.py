@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.module_form import guesses
-from hardconcrete.compaction.plan import Cut
 from tests.compaction.networks import Joined, Maps, TiedWords, at_random, dense, gap, with_shut
 
 SHUT = {"conv1": [0, 4], "conv2": [1], "fc1": [2, 6]}
@@ -205,40 +203,6 @@ def test_a_weight_that_is_computed_keeps_its_state(form: str) -> None:
     for name, tensor in gated.model.state_dict().items():
         if name.startswith("4."):
             assert torch.equal(small.state_dict()[name], tensor), name
-
-
-class Heads(nn.Module):
-    """Keeps a width as an attribute, and a number that only looks like one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.width, self.other, self.flag = 6, 6, True
-        self.a, self.b = nn.Linear(4, 12), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return self.b(h[:, : self.width] * h[:, self.width :].sigmoid()) * self.other
-
-
-def test_sizes_kept_as_attributes_are_found_by_trying() -> None:
-    gated = hc.attach_gates(Heads(), torch.randn(3, 4))
-    small = hc.compact(with_shut(gated, {"a": [0, 3]}), form="module")
-    assert (small.width, small.other, small.flag) == (4, 6, True)
-    assert hc.CompactionPlan.of(small).attributes == {".width": 4}
-    assert gap(gated, small, torch.randn(5, 4)) < 1e-5
-
-
-def test_what_is_guessed() -> None:
-    plan = hc.CompactionPlan(
-        "Heads", {}, (Cut("a.bias", 0, 12, (1,)), Cut("b.weight", 1, 6, (1, 2)))
-    )
-    assert list(guesses(plan, Heads())) == [
-        {".width": 2, ".other": 2}, {".width": 2}, {".other": 2},
-    ]  # fmt: skip
-    unclear = Cut("a.weight", 0, 6, (1, 2, 3))
-    both = hc.CompactionPlan("Heads", {}, (*plan.cuts, unclear))
-    assert list(guesses(both, Heads())) == []
-    assert list(guesses(plan, dense())) == []
 
 
 def test_a_copy_is_its_own_model(pair: tuple[hc.GatedModel, Maps]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.plan import Cut, Kept, Scale
+from hardconcrete.compaction.plan import Cut, KeptUnits, Scale
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Maps, dense, gap, with_shut
@@ -30,7 +30,7 @@ def test_it_prints_what_stays_of_each_group() -> None:
 
 
 def test_selections_are_printed() -> None:
-    plan = hc.CompactionPlan("M", {"a": Kept(3, (0, 2))}, (), selections={"fc": (0, 4)})
+    plan = hc.CompactionPlan("M", {"a": KeptUnits(3, (0, 2))}, (), selections={"fc": (0, 4)})
     assert str(plan) == "M, as module\na: 2 of 3\nfc: selects 2 inputs"
 
 
@@ -112,3 +112,11 @@ def test_another_architecture(plan: hc.CompactionPlan, words: str, form: str) ->
     with pytest.raises(CompactionError, match="the plan is for another architecture") as error:
         replace(plan, form=form).apply(dense(), torch.randn(2, 4))
     assert words in str(error.value)
+
+
+def test_a_plan_of_an_older_file_is_read() -> None:
+    """Its key for the inputs that the caller selects was another one."""
+    plan = hc.CompactionPlan("M", {}, (), kept_inputs={"fc": (0, 2)})
+    content = json.loads(plan.to_json())
+    content["given"] = content.pop("kept_inputs")
+    assert hc.CompactionPlan.from_json(json.dumps(content)) == plan

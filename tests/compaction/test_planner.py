@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.plan import Cut, Kept
+from hardconcrete.compaction.plan import Cut, KeptUnits
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.demo import MLP
 from hardconcrete.gating import plain_copy
@@ -26,7 +26,11 @@ def test_every_axis_of_the_units_that_go() -> None:
     plan = make_plan(gated, plain_copy(gated))
     maps, more, units = (1, 2, 3, 5), (0, 2, 3, 4), (0, 1, 3, 4, 5)
     columns = tuple(16 // 4 * k + j for k in more for j in range(4))
-    assert plan.groups == {"conv1": Kept(6, maps), "conv2": Kept(5, more), "fc1": Kept(7, units)}
+    assert plan.groups == {
+        "conv1": KeptUnits(6, maps),
+        "conv2": KeptUnits(5, more),
+        "fc1": KeptUnits(7, units),
+    }
     assert cuts(plan) == {
         ("conv1.weight", 0): maps, ("conv1.bias", 0): maps,
         ("bn.weight", 0): maps, ("bn.bias", 0): maps,
@@ -81,8 +85,8 @@ def test_the_mlp_selects_its_pixels(pixels: hc.GatedModel) -> None:
     assert plan.selections == {"fc1": tuple(range(2, 19))}
     assert cuts(plan)["fc1.weight", 1] == tuple(range(2, 19))
     assert plan.groups == {
-        "fc1": Kept(9, (0, 1, 2, 3, 5, 6, 7, 8)),
-        "fc2": Kept(8, (1, 2, 3, 4, 5, 6)),
+        "fc1": KeptUnits(9, (0, 1, 2, 3, 5, 6, 7, 8)),
+        "fc2": KeptUnits(8, (1, 2, 3, 4, 5, 6)),
     }
     small = hc.compact(pixels)
     assert (small.fc1.in_features, small.fc1.out_features) == (17, 8)

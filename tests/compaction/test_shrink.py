@@ -352,7 +352,7 @@ def test_nothing_is_cut_before_it_pays() -> None:
     assert not report
     assert 0 < report.saved < 0.2
     assert str(report) == (
-        f"nothing removed: 1 units have stayed shut, {report.saved:.1%} of the MACs, "
+        f"nothing removed: 1 units have stayed closed, {report.saved:.1%} of the MACs, "
         "and 20% would pay"
     )
     torch.testing.assert_close(gated.model.state_dict(), before, rtol=0, atol=0)
@@ -418,7 +418,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     other = nested()
     with pytest.raises(ArgumentError, match="of another model"):
         other.load_state_dict({**small, "gates.original": torch.tensor([3, 1])})
-    with pytest.raises(CompactionError, match="cannot be left here"):
+    with pytest.raises(CompactionError, match="cannot be kept here"):
         other.load_state_dict({**small, "gates.original": torch.arange(3)})
     assert other.gates.original is None
 
@@ -491,7 +491,7 @@ def test_a_model_in_graph_form_is_refused_and_left_alone() -> None:
     shut(gated, {"conv": [0, 1, 2]})
     optimizer = SGD(gated.parameters(), 0.1, momentum=0.9)
     before, kinds = copy.deepcopy(gated.state_dict()), [type(m) for m in gated.modules()]
-    with pytest.raises(CompactionError, match="Sized cannot shrink in place, and was left as it"):
+    with pytest.raises(CompactionError, match="Sized cannot shrink in place, and did not change"):
         hc.shrink(gated, optimizer, pays=0)
     torch.testing.assert_close(gated.state_dict(), before, rtol=0, atol=0)
     assert [type(m) for m in gated.modules()] == kinds

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.verify import (
-    TOLERANCE,
+    RELATIVE_TOLERANCE,
     another_batch,
     difference,
     first_difference,
-    tolerated,
+    tolerance_of,
 )
 from tests.compaction.networks import dense
 
@@ -30,10 +30,10 @@ def compared(first: object, second: object, x: Tensor) -> float:
     return difference(Returns(first), Returns(second), ((x,), {}))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_differences_are_in_units_of_what_is_tolerated(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", RELATIVE_TOLERANCE)
+def test_differences_are_in_units_of_what_is_tolerance_of(dtype: torch.dtype) -> None:
     x = torch.tensor([[1.0, -4.0]], dtype=dtype)
-    size = 4 * TOLERANCE[dtype]
+    size = 4 * RELATIVE_TOLERANCE[dtype]
     scaled = [lambda x: 4 * x.double() / x.double().abs().max()]
     assert compared(lambda x: x, lambda x: x, x) == 0
     for part in (0.5, 3.0):
@@ -44,11 +44,11 @@ def test_differences_are_in_units_of_what_is_tolerated(dtype: torch.dtype) -> No
 def test_the_coarsest_type_counts() -> None:
     model = dense().double()
     x = torch.randn(3, 4, dtype=torch.float64)
-    assert tolerated(model, ((x,), {})) == TOLERANCE[torch.float64]
-    assert tolerated(model, ((x.float(),), {})) == TOLERANCE[torch.float32]
+    assert tolerance_of(model, ((x,), {})) == RELATIVE_TOLERANCE[torch.float64]
+    assert tolerance_of(model, ((x.float(),), {})) == RELATIVE_TOLERANCE[torch.float32]
     model[2].bfloat16()
-    assert tolerated(model, ((x,), {})) == TOLERANCE[torch.bfloat16]
-    assert tolerated(nn.ReLU(), ((torch.tensor([1]),), {})) == 1e-5
+    assert tolerance_of(model, ((x,), {})) == RELATIVE_TOLERANCE[torch.bfloat16]
+    assert tolerance_of(nn.ReLU(), ((torch.tensor([1]),), {})) == 1e-5
 
 
 DIFFERENT = {
@@ -70,7 +70,7 @@ def test_what_differs(first: object, second: object) -> None:
     assert compared(first, first, x) == 0
 
 
-def test_rounding_of_complex_numbers_is_tolerated() -> None:
+def test_rounding_of_complex_numbers_is_tolerance_of() -> None:
     x = torch.randn(3, 2)
     assert 0 < compared(
         torch.view_as_complex, lambda x: torch.view_as_complex(x * (1 + 1e-6)), x) < 1  # fmt: skip

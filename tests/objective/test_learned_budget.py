@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import hardconcrete as hc
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.errors import ArgumentError
-from hardconcrete.objective.budget import BAND
+from hardconcrete.objective.constraint import BAND
 from hardconcrete.objective.learned_budget import GAIN, WARMUP
 from tests.compaction.networks import dense
 

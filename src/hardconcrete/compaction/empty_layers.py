@@ -1,4 +1,4 @@
-"""Layers that have nothing left to read or to make, as in a residual branch that is shut."""
+"""Layers without inputs or outputs, as in a residual branch whose units are all removed."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from hardconcrete.compaction.forward_swap import swap_forward
 
 
 def allow_empty(module: nn.Module) -> None:
-    """Let a convolution or norm without channels compute what it means; torch refuses to."""
+    """Let a convolution or norm without channels compute its outputs, which torch refuses."""
     weight = getattr(module, "weight", None)
-    nothing = isinstance(weight, Tensor) and weight.numel() == 0
-    if nothing and isinstance(module, _ConvNd):
+    is_empty = isinstance(weight, Tensor) and weight.numel() == 0
+    if is_empty and isinstance(module, _ConvNd):
         swap_forward(module, "Empty", _empty_conv)
     elif isinstance(module, _NormBase) and module.num_features == 0:
         swap_forward(module, "Empty", _empty_norm)
@@ -40,7 +40,7 @@ def _transposed_size(module: Any, k: int, size: int) -> int:
 
 
 def _padding(module: Any) -> list[int]:
-    """What is added to each size, both sides together."""
+    """The padding of each dimension, both sides together."""
     if module.padding == "valid":
         return [0] * len(module.kernel_size)
     if module.padding == "same":

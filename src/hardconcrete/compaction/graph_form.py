@@ -1,18 +1,17 @@
-"""The graph form: the traced graph with every size in it recomputed from the units that stay."""
+"""The graph form: the traced graph, with every size in it computed anew for the kept units."""
 
 import copy
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from hardconcrete.compaction.kept_sizes import kept_indices, size_after_cuts
 from hardconcrete.compaction.module_form import fold
-from hardconcrete.compaction.plan import CompactionPlan
-from hardconcrete.compaction.planner import kept_indices, size_after_cuts
-from hardconcrete.compaction.verify import Inputs
 from hardconcrete.errors import CompactionError
+from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.propagate import (
     INNER_GRAPH_OPERATORS,
     LabelledGraph,
@@ -26,9 +25,12 @@ from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import Relations
 
+if TYPE_CHECKING:
+    from hardconcrete.compaction.plan import CompactionPlan
+
 
 class _Specs:
-    """How inputs and outputs are nested in each mode: the same for all copies of a model."""
+    """How inputs and outputs are nested in each mode. All copies of a model share it."""
 
     def __init__(self) -> None:
         self.inputs: dict[bool, Any] = {}
@@ -39,11 +41,10 @@ class _Specs:
 
 
 class CompactedGraph(nn.Module):
-    """A traced model with smaller tensors, under the names they had; for any batch size.
+    """A traced model with smaller tensors under their old names, for any batch size.
 
-    It follows ``train()`` and ``eval()`` like the model it was made from, as a whole: a layer that
-    was in evaluation inside a model in training is not told apart. It is saved with ``hc.save``,
-    not pickled.
+    ``train()`` and ``eval()`` apply to the model as a whole: a layer cannot stay in evaluation mode
+    inside a model in training. Save it with ``hc.save``; it cannot be pickled.
     """
 
     def __init__(self, source: nn.Module) -> None:
@@ -61,7 +62,7 @@ class CompactedGraph(nn.Module):
 
     @property
     def _in_spec(self) -> Any:
-        """How the inputs are nested; the generated code asks for it under this name."""
+        """How the inputs are nested. The code that torch generates reads this name."""
         return self._specs.inputs[self.training]
 
     @property
@@ -77,9 +78,15 @@ class CompactedGraph(nn.Module):
             )
         return self._forwards[self.training](self, *args, **kwargs)
 
+    def set_graph(self, training: bool, graph: fx.GraphModule) -> None:
+        """Compute this graph in training or in evaluation mode."""
+        self._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
+        self._specs.inputs[training] = graph._in_spec
+        self._specs.outputs[training] = graph._out_spec
+
 
 def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that holds a tensor, made if it is not there."""
+    """The module that holds a tensor; it is made where it does not exist."""
     path, _, attribute = name.rpartition(".")
     for part in filter(None, path.split(".")):
         if part not in root._modules:
@@ -88,23 +95,21 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     return root, attribute
 
 
-def cut_graph(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Module:
-    """A dense model as a graph, cut and scaled."""
+def cut_graph(plan: "CompactionPlan", model: nn.Module, example: ExampleInputs) -> nn.Module:
+    """The graph of a dense model, cut and scaled."""
     dense = copy.deepcopy(model)
     small = CompactedGraph(dense)
-    known = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
+    named = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
     graphs = {False: trace(dense, *example, any_batch=True)}
-    seen = _rewrite(plan, dense, graphs[False], small)
+    read = _rewrite(plan, dense, graphs[False], small)
     try:
         graphs[True] = trace(dense, *example, training=True, any_batch=True)
-        _rewrite(plan, dense, graphs[True], small, seen)
-    except Exception:  # a model may have no graph in training mode: then this one is for inference
+        _rewrite(plan, dense, graphs[True], small, read)
+    except Exception:  # without a graph in training mode, this one is for inference
         graphs.pop(True, None)
     for training, graph in graphs.items():
-        _take_constants(graph, small, known)
-        small._forwards[training] = type(fx.GraphModule(graph, graph.graph)).forward
-        small._specs.inputs[training] = graph._in_spec
-        small._specs.outputs[training] = graph._out_spec
+        _register_constants(graph, small, named)
+        small.set_graph(training, graph)
     fold(plan, dense)
     for path, kept in plan.selections.items():
         module = small.get_submodule(path)
@@ -114,25 +119,36 @@ def cut_graph(plan: CompactionPlan, model: nn.Module, example: Inputs) -> nn.Mod
 
 
 def _rewrite(
-    plan: CompactionPlan,
+    plan: "CompactionPlan",
     dense: nn.Module,
     graph: fx.GraphModule,
     small: nn.Module,
-    seen: set[str] | None = None,
+    read: set[str] | None = None,
 ) -> set[str]:
-    """Rewrite a graph, in place; the names of the tensors that it reads."""
+    """Rewrite a graph, in place, and return the names of the tensors that it reads.
+
+    Args:
+        plan: the plan.
+        dense: the model.
+        graph: its graph in one mode.
+        small: gets the tensors of the graph.
+        read: the tensors that the graph of the other mode reads.
+    """
     names, found = first_names(dense), propagate(graph, dense)
     used = {node.target for node in graph.graph.nodes if node.op == "get_attr" and node.users}
-    _Rewriter(plan, found, _dead_by_plan(plan, found, seen), graph, small).run()
+    _Rewriter(plan, found, _liveness_of(plan, found, read), graph, small).run()
     return {names.get(name, name) for name in used}
 
 
-def _dead_by_plan(plan: CompactionPlan, found: LabelledGraph, seen: set[str] | None) -> Liveness:
-    """The dead, as a plan has them: labels with no index that stays in tensors that it has seen."""
+def _liveness_of(plan: "CompactionPlan", found: LabelledGraph, read: set[str] | None) -> Liveness:
+    """The units that a plan removes: those without a kept index in the tensors it cuts.
+
+    A tensor that only the graph in training reads has no cuts, although its units may be removed.
+    """
     liveness = Liveness(found, Relations(found), {})
     removed: set[int] = set()
     staying: set[int] = set()
-    unseen: set[int] = set()
+    unknown: set[int] = set()
     cuts = {(cut.tensor, cut.dim): cut for cut in plan.cuts}
     for place, roots in liveness.roots.items():
         if place in cuts:
@@ -140,31 +156,31 @@ def _dead_by_plan(plan: CompactionPlan, found: LabelledGraph, seen: set[str] | N
             keeps[torch.tensor(cuts[place].kept, dtype=torch.int64)] = True
             removed |= set(roots[~keeps].tolist())
             staying |= set(roots[keeps].tolist())
-        elif seen is None or place[0] in seen:
+        elif read is None or place[0] in read:
             staying |= set(roots.tolist())
         else:
-            unseen |= set(roots.tolist())
+            unknown |= set(roots.tolist())
     liveness.dead = removed - staying
-    if liveness.dead & unseen:
-        raise CompactionError("layers that are used in training only read units that went")
+    if liveness.dead & unknown:
+        raise CompactionError("layers that are used in training only read units that were removed")
     return liveness
 
 
-def _take_constants(graph: fx.GraphModule, small: nn.Module, known: set[str]) -> None:
-    """Tensors written into the forward belong to no module: keep them beside the others.
+def _register_constants(graph: fx.GraphModule, small: nn.Module, named: set[str]) -> None:
+    """Register the tensors that are written into a forward and belong to no module.
 
-    Each graph gets names of its own: with the same name the two modes may mean other constants.
+    Each graph has separate names: the two modes can use one name for different constants.
     """
     for node in graph.graph.nodes:
-        if node.op == "get_attr" and node.target not in known:
+        if node.op == "get_attr" and node.target not in named:
             constant = operator.attrgetter(node.target)(graph)
             if isinstance(constant, Tensor):
-                node.target = _kept_beside(graph, small, node.target, constant)
+                node.target = _registered(graph, small, node.target, constant)
     graph.recompile()
 
 
-def _kept_beside(graph: fx.GraphModule, small: nn.Module, wanted: str, constant: Tensor) -> str:
-    """Register a tensor that is no part of the state, under a free name."""
+def _registered(graph: fx.GraphModule, small: nn.Module, wanted: str, constant: Tensor) -> str:
+    """Register a tensor that is no part of the state, and return its name."""
     name = f"_{wanted.replace('.', '_')}"
     while hasattr(small, name):
         name += "_"
@@ -176,7 +192,7 @@ def _kept_beside(graph: fx.GraphModule, small: nn.Module, wanted: str, constant:
 class _Rewriter:
     def __init__(
         self,
-        plan: CompactionPlan,
+        plan: "CompactionPlan",
         found: LabelledGraph,
         liveness: Liveness,
         graph: fx.GraphModule,
@@ -199,14 +215,14 @@ class _Rewriter:
             if name in INNER_GRAPH_OPERATORS:
                 raise CompactionError("a block under no_grad or autocast has no graph form")
             self._rewrite(node, name)
-        self._select()
+        self._select_inputs()
         self.graph.graph.lint()
         self.graph.recompile()
 
     def _rewrite(self, node: fx.Node, name: str) -> None:
         if name in SIZED:
             self._sizes(node, SIZED[name])
-            if name == "view":  # eager kernels may lay results out otherwise than tracing thinks
+            if name == "view":  # eager kernels may return other strides than traced ones
                 node.target = torch.ops.aten.reshape.default
         elif name in SPLITS:
             self._split(node)
@@ -223,7 +239,7 @@ class _Rewriter:
         return self.found.values[node]  # type: ignore[no-any-return]
 
     def _sizes(self, node: fx.Node, argument: str) -> None:
-        """Constants in the shape of a result."""
+        """Replace the constants in the shape of a result."""
         result = self._value(node)
         sizes = list(get(node, argument))
         rank = len(result.shape) - len(sizes) + 1
@@ -237,7 +253,7 @@ class _Rewriter:
         put(node, argument, new)
 
     def _split(self, node: fx.Node) -> None:
-        """Pieces of the sizes that they have now."""
+        """Split into pieces of the sizes after the cuts."""
         pieces = self.found.values[node]
         source: Any = get(node, "self")
         rank = len(self._value(source).shape)
@@ -254,23 +270,23 @@ class _Rewriter:
             return
         size, start = value.shape[dim], get(node, "start") or 0
         if name == "narrow":
-            chosen = torch.arange(size)[start : start + get(node, "length")]
+            indices = torch.arange(size)[start : start + get(node, "length")]
         else:
-            chosen = torch.arange(size)[slice(start, get(node, "end"), get(node, "step"))]
-        self.take(node, source, dim, chosen)
+            indices = torch.arange(size)[slice(start, get(node, "end"), get(node, "step"))]
+        self.select(node, source, dim, indices)
 
-    def take(self, node: fx.Node, source: fx.Node, dim: int, chosen: Tensor) -> None:
-        """Those of the chosen indices that stay, at their new places."""
+    def select(self, node: fx.Node, source: fx.Node, dim: int, indices: Tensor) -> None:
+        """Select the kept ones of some indices, at their new positions."""
         kept = kept_indices(self.liveness, self._value(source), dim)
-        places = (kept.cumsum(0) - 1)[chosen[kept[chosen]]]
-        start = int(places[0]) if len(places) else 0
-        if torch.equal(places, torch.arange(start, start + len(places))):
+        positions = (kept.cumsum(0) - 1)[indices[kept[indices]]]
+        start = int(positions[0]) if len(positions) else 0
+        if torch.equal(positions, torch.arange(start, start + len(positions))):
             node.target = torch.ops.aten.slice.Tensor
-            node.args, node.kwargs = (source, dim, start, start + len(places)), {}
+            node.args, node.kwargs = (source, dim, start, start + len(positions)), {}
             return
-        name = f"places_{node.name}"
+        name = f"positions_{node.name}"
         device = next((p.device for p in self.small.parameters() if not p.is_meta), None)
-        self.graph.register_buffer(name, places.to(device))
+        self.graph.register_buffer(name, positions.to(device))
         with self.graph.graph.inserting_before(node):
             index = self.graph.graph.get_attr(name)
         node.target = torch.ops.aten.index_select.default
@@ -298,7 +314,7 @@ class _Rewriter:
         put(node, "pad", pads)
 
     def _groups(self, node: fx.Node) -> None:
-        """A depthwise convolution has as many groups as maps."""
+        """Set the groups of a depthwise convolution to its number of maps."""
         groups = get(node, "groups")
         value = self._value(node.args[0])  # type: ignore[arg-type]
         weight = self._value(get(node, "weight"))
@@ -306,8 +322,8 @@ class _Rewriter:
         if groups > 1 and groups == value.shape[channel]:
             put(node, "groups", size_after_cuts(self.liveness, value, channel))
 
-    def _select(self) -> None:
-        """Layers that read some of their inputs only."""
+    def _select_inputs(self) -> None:
+        """Let layers read some of their inputs only."""
         for node in list(self.graph.graph.nodes):
             path = str(node.target).removesuffix(".weight")
             if node.op == "get_attr" and node.target == f"{path}.weight":
@@ -322,8 +338,8 @@ class _Rewriter:
         with self.graph.graph.inserting_before(user):
             index = self.graph.graph.get_attr(f"{path}.kept_inputs")
             select = torch.ops.aten.index_select.default
-            chosen = self.graph.graph.call_function(select, (source, dim, index))
-        user.update_arg(0, chosen)
+            selected = self.graph.graph.call_function(select, (source, dim, index))
+        user.update_arg(0, selected)
 
 
 SIZED = {
@@ -332,7 +348,7 @@ SIZED = {
     "reshape": "shape",
     "unflatten": "sizes",
 }  # fmt: skip
-"""Operators that are told the shape of their result, and the argument that tells it."""
+"""Operators with the shape of their result among their arguments, and the name of that one."""
 
 SPLITS = (
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk",
@@ -345,7 +361,7 @@ def _position(node: fx.Node, name: str) -> int:
 
 
 def get(node: fx.Node, name: str) -> Any:
-    """An argument of a node by its name in the schema."""
+    """The argument of a node with this name in the schema."""
     target: Any = node.target
     place = _position(node, name)
     if place < len(node.args):

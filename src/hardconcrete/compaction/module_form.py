@@ -1,8 +1,8 @@
-"""The plain form: the user's own classes with smaller tensors and truthful attributes."""
+"""The module form: your own classes with smaller tensors, and attributes that match them."""
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,72 +10,71 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.empty_layers import allow_empty
-from hardconcrete.compaction.input_selection import selecting
-from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
 from hardconcrete.graph.propagate import named_tensors
 
-Cutter = Callable[[Tensor, int, Tensor], None]
-"""Leaves some indices of a dimension of a tensor, in place."""
+if TYPE_CHECKING:
+    from hardconcrete.compaction.plan import CompactionPlan
 
-MOST_GUESSES = 12
-"""With more attributes than these, only all of them at once are tried."""
+Cutter = Callable[[Tensor, int, Tensor], None]
+"""Keeps some indices of a dimension of a tensor, in place."""
 
 
 def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
-    """Leave the kept indices, and no gradient."""
+    """Keep these indices, and no gradient."""
     tensor.data = tensor.data.index_select(dim, kept)
     tensor.grad = None
 
 
-def cut_copy(plan: CompactionPlan, model: nn.Module) -> nn.Module:
+def cut_copy(plan: "CompactionPlan", model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
     small = copy.deepcopy(model)
     cut_module(plan, small)
     return small
 
 
-def cut_module(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
+def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
     """Cut and scale a model in place."""
     with in_mode(model, training=False):  # weights may be computed, and in training change state
         before = {module: _sizes(module) for module in model.modules()}
         fold(plan, model, cut)
         for module, sizes in before.items():
-            _tell_the_truth(module, sizes)
+            _update_sizes(module, sizes)
             allow_empty(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         model.get_submodule(path).__dict__[attribute] = size
     for path, kept in plan.selections.items():
-        selecting(model.get_submodule(path), kept)
+        select_inputs(model.get_submodule(path), kept)
 
 
-def fold(plan: CompactionPlan, model: nn.Module, cut: Cutter = cut_out) -> None:
-    """Multiply gates in and cut, in place: what is tied stays tied."""
+def fold(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
+    """Multiply gates into the weights and cut, in place. Tied tensors stay tied."""
     tensors = named_tensors(model)
     with torch.no_grad():
         for scale in plan.scales:
             parameter = tensors[scale.parameter]
             values = torch.tensor(scale.values, dtype=torch.float32, device=parameter.device)
-            shape = parameter.shape if scale.dim is None else _across(parameter, scale.dim)
+            shape = parameter.shape if scale.dim is None else _along(parameter, scale.dim)
             parameter.data = parameter.data * values.reshape(shape).to(parameter.dtype)
         for each in plan.cuts:
             tensor = tensors[each.tensor]
             cut(tensor, each.dim, torch.tensor(each.kept, dtype=torch.int64, device=tensor.device))
 
 
-def _across(parameter: Tensor, dim: int) -> list[int]:
+def _along(parameter: Tensor, dim: int) -> list[int]:
     return [-1 if d == dim else 1 for d in range(parameter.dim())]
 
 
 def _sizes(module: nn.Module) -> tuple[int, ...]:
-    """Shape of the weight before it is cut."""
+    """The shape of a convolution's weight before it is cut."""
     weight = getattr(module, "weight", None) if isinstance(module, _ConvNd) else None
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
 
 
-def _tell_the_truth(module: Any, before: tuple[int, ...]) -> None:
-    """Let the sizes that a layer states be those of its tensors."""
+def _update_sizes(module: Any, before: tuple[int, ...]) -> None:
+    """Set the sizes among a layer's attributes to those of its tensors."""
     for kind, adapt in ADAPTERS:
         if isinstance(module, kind):
             adapt(module, before)
@@ -88,7 +87,7 @@ def _linear(module: Any, _: tuple[int, ...]) -> None:
 def _conv(module: Any, before: tuple[int, ...]) -> None:
     now = tuple(module.weight.shape)
     per_group = before[0] // module.groups if isinstance(module, _ConvTransposeNd) else before[1]
-    if module.groups > 1 and per_group == 1:  # depthwise: a map takes its group along
+    if module.groups > 1 and per_group == 1:  # depthwise: a map is a group
         module.groups = module.groups * now[0] // before[0]
     wide, narrow = now[0], now[1] * module.groups
     transposed = isinstance(module, _ConvTransposeNd)
@@ -96,9 +95,9 @@ def _conv(module: Any, before: tuple[int, ...]) -> None:
 
 
 def _norm(module: Any, _: tuple[int, ...]) -> None:
-    known = module.weight if module.weight is not None else module.running_mean
-    if known is not None:
-        module.num_features = len(known)
+    per_channel = module.weight if module.weight is not None else module.running_mean
+    if per_channel is not None:
+        module.num_features = len(per_channel)
 
 
 def _prelu(module: Any, _: tuple[int, ...]) -> None:
@@ -117,34 +116,4 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),
 ]
-"""How each kind of leaf states its sizes."""
-
-
-def guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[dict[str, int]]:
-    """Integers that the user's own modules keep and that look like sizes that were cut.
-
-    First all of them, then each alone, then all but one: guesses, good only if what comes of one
-    is verified.
-    """
-    found: dict[str, int] = {}
-    for path, module in model.named_modules():
-        if not type(module).__module__.startswith("torch.nn"):
-            sizes = _new_sizes(plan, f"{path}." if path else "")
-            for name, value in vars(module).items():
-                if not name.startswith("_") and type(value) is int and value in sizes:
-                    found[f"{path}.{name}"] = sizes[value]
-    some = [found] if found else []
-    if 1 < len(found) <= MOST_GUESSES:
-        some += [{name: size} for name, size in found.items()]
-    if 2 < len(found) <= MOST_GUESSES:
-        some += [{n: s for n, s in found.items() if n != name} for name in found]
-    yield from some
-
-
-def _new_sizes(plan: CompactionPlan, prefix: str) -> dict[int, int]:
-    """Sizes that became others inside a module, where there is one answer."""
-    found: dict[int, set[int]] = {}
-    for cut in plan.cuts:
-        if cut.tensor.startswith(prefix):
-            found.setdefault(cut.size, set()).add(len(cut.kept))
-    return {size: new.pop() for size, new in found.items() if len(new) == 1}
+"""What sets the sizes of each kind of layer."""

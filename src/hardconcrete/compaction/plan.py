@@ -1,6 +1,5 @@
-"""The plan of a compaction: which units stay and what is folded in. It holds no weights."""
+"""The plan of a compaction: the units that stay and the gates that are folded in. No weights."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -8,21 +7,22 @@ from typing import Any
 
 from torch import nn
 
+from hardconcrete.compaction.apply import apply_plan
+from hardconcrete.compaction.architecture import classes_of, shapes_of
 from hardconcrete.errors import ArgumentError
 
 KEY = "_hardconcrete_plan"
-"""Where a compacted model keeps its plan: in its ``__dict__``, unseen by the module system."""
-
-
-def classes_of(model: nn.Module) -> str:
-    """A digest of where a model has modules of which class."""
-    lines = [f"{path} {type(module).__name__}" for path, module in model.named_modules()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+"""The name of a compacted model's plan in its ``__dict__``, where torch does not look."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What stays of a group of units."""
+class KeptUnits:
+    """The units of a group that stay.
+
+    Args:
+        units: how many units the group had.
+        kept: the indices of those that stay.
+    """
 
     units: int
     kept: tuple[int, ...]
@@ -30,7 +30,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Cut:
-    """The indices that stay along a dimension of a parameter or buffer."""
+    """A cut of a parameter or buffer along a dimension.
+
+    Args:
+        tensor: its dotted name.
+        dim: the dimension.
+        size: how many indices it had.
+        kept: the indices that stay.
+    """
 
     tensor: str
     dim: int
@@ -40,7 +47,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Scale:
-    """Gates that are folded into a parameter, one per index of a dimension, before it is cut."""
+    """Gates that are folded into a parameter before it is cut.
+
+    Args:
+        parameter: its dotted name.
+        dim: the dimension with one gate for each index; None where every entry has a gate.
+        values: the values of the gates.
+    """
 
     parameter: str
     dim: int | None
@@ -49,19 +62,19 @@ class Scale:
 
 @dataclass(frozen=True)
 class CompactionPlan:
-    """All that is needed to make a dense model of the same class small.
+    """How to make a dense model of the same class small.
 
     Args:
         model: name of the model's class.
-        groups: what stays of each group.
+        groups: the units that stay in each group.
         cuts: what stays of each parameter and buffer.
         scales: the gates that are folded in.
-        selections: for modules that read some of their inputs only, which ones.
-        attributes: integers of modules that are sizes, and what they become.
-        form: ``"module"`` or ``"graph"``, once it was applied.
+        selections: the inputs that stay, for each module that selects some of its inputs.
+        attributes: the new values of integers that are sizes, by module path and name.
+        form: ``"module"`` or ``"graph"``.
         inputs: shapes and dtypes of the example inputs, for tracing again.
-        given: for modules that the caller gives only the features they keep, which of the flattened
-            features of the model's input these are.
+        kept_inputs: for each module whose inputs the caller selects, the indices among the
+            flattened features of the model's input.
         modules: a digest of the classes of all modules of the dense model.
 
     Example:
@@ -78,21 +91,24 @@ class CompactionPlan:
     """
 
     model: str
-    groups: Mapping[str, Kept]
+    groups: Mapping[str, KeptUnits]
     cuts: tuple[Cut, ...]
     scales: tuple[Scale, ...] = ()
     selections: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     attributes: Mapping[str, int] = field(default_factory=dict)
     form: str = "module"
     inputs: Any = None
-    given: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kept_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     modules: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.model}, as {self.form}"]
         lines += [f"{name}: {len(kept.kept)} of {kept.units}" for name, kept in self.groups.items()]
         lines += [f"{name}: selects {len(kept)} inputs" for name, kept in self.selections.items()]
-        lines += [f"{name}: is given {len(kept)} inputs" for name, kept in self.given.items()]
+        lines += [
+            f"{name}: takes {len(kept)} inputs, which you select"
+            for name, kept in self.kept_inputs.items()
+        ]
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -111,16 +127,20 @@ class CompactionPlan:
 
     @classmethod
     def _from_content(cls, content: Any) -> "CompactionPlan":
+        kept_inputs = content.get("kept_inputs", content.get("given", {}))  # the key in older files
         return cls(
             content["model"],
-            {name: Kept(k["units"], tuple(k["kept"])) for name, k in content["groups"].items()},
+            {
+                name: KeptUnits(k["units"], tuple(k["kept"]))
+                for name, k in content["groups"].items()
+            },
             tuple(Cut(**{**cut, "kept": tuple(cut["kept"])}) for cut in content["cuts"]),
             tuple(Scale(**{**s, "values": tuple(s["values"])}) for s in content["scales"]),
             {name: tuple(kept) for name, kept in content["selections"].items()},
             content["attributes"],
             content["form"],
             content["inputs"],
-            {name: tuple(kept) for name, kept in content.get("given", {}).items()},
+            {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
         )
 
@@ -136,72 +156,88 @@ class CompactionPlan:
         return plan
 
     def after(self, first: "CompactionPlan") -> "CompactionPlan":
-        """Both cuts as one plan for the model that the first one was made for.
+        """Both plans as one, for the dense model of the first.
 
-        A model that was made small twice is then loaded into the dense model as its constructor
-        makes it. Where the two cannot be joined the result is this plan, for the model that the
-        first one gave: plans in graph form, layers that select inputs, and gates on single weights
-        of a layer that was cut before.
+        So a model that was compacted twice loads into the dense model from its constructor. Some
+        plans cannot be joined: those in graph form, those of layers that select inputs, and gates
+        on single weights of a layer that the first plan cut. Then the result is this plan.
         """
         if not self._joins(first):
             return self
-        stayed = {(cut.tensor, cut.dim): cut for cut in first.cuts}
-        cuts = stayed | {(cut.tensor, cut.dim): _joined(cut, stayed) for cut in self.cuts}
+        earlier = {(cut.tensor, cut.dim): cut for cut in first.cuts}
+        cuts = earlier | {(cut.tensor, cut.dim): _joined(cut, earlier) for cut in self.cuts}
         return replace(
             self,
             groups={**first.groups, **_joined_groups(first.groups, self.groups)},
             cuts=tuple(cuts.values()),
-            scales=(*first.scales, *(_spread(scale, stayed) for scale in self.scales)),
+            scales=(*first.scales, *(_spread(scale, earlier) for scale in self.scales)),
             attributes={**first.attributes, **self.attributes},
             modules=first.modules,
         )
 
     def _joins(self, first: "CompactionPlan") -> bool:
-        """Whether both are about modules that are cut along dimensions alone."""
+        """Whether both plans are in module form and cut whole indices only."""
         for plan in (first, self):
-            if plan.form != "module" or plan.selections or plan.given:
+            if plan.form != "module" or plan.selections or plan.kept_inputs:
                 return False
         whole = {scale.parameter for scale in self.scales if scale.dim is None}
         return not any(cut.tensor in whole for cut in first.cuts)
 
     def apply(self, model: nn.Module, example_inputs: Any = None, kwargs: Any = None) -> nn.Module:
-        """A small copy of a dense model of the same class, its own weights scaled and cut.
+        """A small copy of a dense model of the same class, with its weights scaled and cut.
 
         Args:
-            model: a dense model, as its constructor makes it; it is left as it is.
-            example_inputs: needed for a plan in graph form, which is traced again.
+            model: a dense model, as its constructor makes it; it does not change.
+            example_inputs: needed for a plan in graph form: the model is traced again.
             kwargs: keyword inputs of the same call.
         """
-        from hardconcrete.compaction.apply import apply_plan
+        small = apply_plan(self, model, example_inputs, kwargs)
+        before = model.__dict__.get(KEY)
+        if isinstance(before, CompactionPlan) and before.made(model):
+            return self.after(before).put_on(small)
+        return self.put_on(small)
 
-        return apply_plan(self, model, example_inputs, kwargs)
+    def put_on(self, small: nn.Module) -> nn.Module:
+        """Attach the plan to a small model, and return the model."""
+        small.__dict__[KEY] = self
+        return small
+
+    def made(self, model: nn.Module) -> bool:
+        """Whether a model is the result of this plan and its layers did not change since."""
+        shapes = shapes_of(model)
+        return self.modules == classes_of(model) and all(
+            cut.tensor in shapes and shapes[cut.tensor][cut.dim] == len(cut.kept)
+            for cut in self.cuts
+        )
 
 
-Stayed = Mapping[tuple[str, int], Cut]
-"""What an earlier plan left, by tensor and dimension."""
+Cuts = Mapping[tuple[str, int], Cut]
+"""The cuts of an earlier plan, by tensor and dimension."""
 
 
-def _joined(cut: Cut, stayed: Stayed) -> Cut:
-    """A cut of what an earlier one left, as a cut of the whole."""
-    before = stayed.get((cut.tensor, cut.dim))
+def _joined(cut: Cut, earlier: Cuts) -> Cut:
+    """A second cut, as a cut of the dense tensor."""
+    before = earlier.get((cut.tensor, cut.dim))
     if before is None:
         return cut
     return replace(cut, size=before.size, kept=tuple(before.kept[k] for k in cut.kept))
 
 
-def _joined_groups(first: Mapping[str, Kept], second: Mapping[str, Kept]) -> dict[str, Kept]:
-    """The groups of the second plan, in units of the first one's where it has them."""
+def _joined_groups(
+    first: Mapping[str, KeptUnits], second: Mapping[str, KeptUnits]
+) -> dict[str, KeptUnits]:
+    """The groups of the second plan, with the numbers that the units have in the first."""
     joined = dict(second)
     for name, now in second.items():
         before = first.get(name)
         if before is not None and len(before.kept) == now.units:
-            joined[name] = Kept(before.units, tuple(before.kept[k] for k in now.kept))
+            joined[name] = KeptUnits(before.units, tuple(before.kept[k] for k in now.kept))
     return joined
 
 
-def _spread(scale: Scale, stayed: Stayed) -> Scale:
-    """Gates of what an earlier cut left; what it took is multiplied by 1."""
-    before = None if scale.dim is None else stayed.get((scale.parameter, scale.dim))
+def _spread(scale: Scale, earlier: Cuts) -> Scale:
+    """Gates of a tensor that was cut, for the dense one: 1 for each removed index."""
+    before = None if scale.dim is None else earlier.get((scale.parameter, scale.dim))
     if before is None:
         return scale
     values = [1.0] * before.size

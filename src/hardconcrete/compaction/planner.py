@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.compaction.plan import CompactionPlan, Cut, Kept, Scale, classes_of
+from hardconcrete.compaction.architecture import classes_of
+from hardconcrete.compaction.kept_sizes import size_after_cuts
+from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import gate_masks
 from hardconcrete.graph.propagate import first_names, module_path, operator_name
-from hardconcrete.graph.values import Value
 from hardconcrete.units import Analysis
 from hardconcrete.units.axis import Place
 from hardconcrete.units.liveness import Liveness
@@ -60,10 +61,10 @@ def make_plan(
     )
 
 
-def _kept_units(liveness: Liveness, analysis: Analysis) -> dict[str, Kept]:
+def _kept_units(liveness: Liveness, analysis: Analysis) -> dict[str, KeptUnits]:
     """Which units of each group are alive."""
     return {
-        name: Kept(
+        name: KeptUnits(
             len(roots), tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
         )
         for name, roots in analysis.units_by_root.items()
@@ -142,21 +143,3 @@ def _norm_sizes(liveness: Liveness, plain: nn.Module) -> dict[str, int]:
         if not has_tensors and hasattr(module, "num_features"):
             sizes[f"{path}.num_features"] = size_after_cuts(liveness, value, 1)
     return sizes
-
-
-def size_after_cuts(liveness: Liveness, value: Value, dim: int) -> int:
-    """The size of a dimension after the cuts."""
-    return int(kept_indices(liveness, value, dim).sum())
-
-
-def kept_indices(liveness: Liveness, value: Value, dim: int) -> Tensor:
-    """Which indices of a dimension are kept."""
-    parts = value.components_along(dim)
-    if not parts:
-        return torch.ones(value.shape[dim], dtype=torch.bool)
-    dead = torch.tensor(sorted(liveness.dead), dtype=torch.int64)
-    roots = liveness.labelled.state.labels.find(parts[0].labels)
-    for other in range(len(value.shape)):
-        if other != dim:
-            roots = roots.narrow(other, 0, 1)
-    return ~torch.isin(roots.reshape(-1), dead)

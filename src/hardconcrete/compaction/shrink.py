@@ -1,4 +1,4 @@
-"""Shrinking: units that have stayed shut are removed while the model is trained."""
+"""Shrinking: units that have stayed closed are removed while the model is trained."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,31 +10,37 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hardconcrete.compaction.module_form import guesses
 from hardconcrete.compaction.planner import make_plan
-from hardconcrete.compaction.shrink_history import ShrinkHistory, expanded, history_of
-from hardconcrete.compaction.shrink_step import apply_shrink, gates_of, positions, remaining_groups
+from hardconcrete.compaction.shrink_history import (
+    ShrinkHistory,
+    dense_indices,
+    dense_model,
+    positions_in,
+)
+from hardconcrete.compaction.shrink_step import apply_shrink
+from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.tensor_cuts import refuse_unknown_state
 from hardconcrete.compaction.verify import difference
 from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.gating.shrunk_states import removes_units
 
 MACS = KINDS.index("macs")
 
-ROUNDS = 8
-"""How often it is asked anew which gates are left of those that are left."""
+MAX_PLANS = 8
+"""How many plans are made until one leaves exactly the gates that it was made for."""
 
 
 @dataclass(frozen=True)
 class Shrink:
-    """What a call of ``shrink`` did; true if it removed something.
+    """What a call of ``shrink`` did. It is true if units were removed.
 
     Args:
         done: whether units were removed.
-        units: units of each group before and after, or as they would be after.
-        macs: multiply-adds of the model before and after, likewise, and of the dense model.
-        pays: the part of the multiply-adds that had to be saved.
+        units: units of each group before and after the cut, made or not.
+        macs: multiply-adds before and after the cut, made or not, and those of the dense model.
+        pays: the least fraction of the multiply-adds that had to be saved.
     """
 
     done: bool
@@ -47,7 +53,7 @@ class Shrink:
 
     @property
     def saved(self) -> float:
-        """The part of the multiply-adds that is, or would be, saved."""
+        """The fraction of the multiply-adds that the cut saves, made or not."""
         before, after, _ = self.macs
         return 1 - after / before if before else 0.0
 
@@ -59,9 +65,9 @@ class Shrink:
         if not self.done:
             words = f"{self.saved:.1%} of the MACs, and {self.pays:.0%} would pay"
             if self.saved >= self.pays:
-                words = "and a layer would be left with nothing: the network is collapsing"
+                words = "and a layer would lose all units: the network is collapsing"
             units = sum(a - b for a, b in changed.values())
-            return f"nothing removed: {units:,} units have stayed shut, {words}"
+            return f"nothing removed: {units:,} units have stayed closed, {words}"
         lines = [f"from {before / dense:.1%} to {after / dense:.1%} of the dense MACs"]
         return "\n".join([*lines, *(f"{name}: {a} to {b}" for name, (a, b) in changed.items())])
 
@@ -76,32 +82,32 @@ def shrink(
     round_to: int = 1,
     pays: float = 0.1,
 ) -> Shrink:
-    """Remove units whose gates have stayed shut, in place, so that training gets cheaper.
+    """Remove units whose gates have stayed closed, in place, so that training gets cheaper.
 
-    Each call is a check, to be made between two steps: after every epoch, say. What goes is cut out
-    of parameters, buffers, gates, gradients and the state of optimisers and averages, whose
-    parameters stay the same objects. The model computes what it did with these gates at zero; the
-    smaller one was compared with it before anything was changed. Costs and budgets go on in
-    units of the dense model, and so does what ``compact`` and ``save`` make of it in the end.
-    ``gated.state_dict()`` tells what is left; it loads into the dense model with gates attached as
-    before.
+    Each call is a check. Call it between two steps, for example after every epoch. The units are
+    cut out of parameters, buffers, gates, gradients, and the state of optimizers and averages. All
+    parameters stay the same objects. The model computes what it did with these gates at 0: a copy
+    is cut and compared first. Costs and budgets stay in units of the dense model. ``compact`` and
+    ``save`` work as for the dense model. ``gated.state_dict()`` records which units stay. It loads
+    into the dense model with gates attached as before.
 
-    Only the user's own classes with smaller tensors can go on training: a model that ``compact``
-    makes small as a graph is refused, and left as it is.
+    The model stays one of your own classes with smaller tensors. Where only the graph form of
+    ``compact`` is possible, ``shrink`` refuses, and the model does not change.
 
     Args:
         gated: what ``attach_gates`` returned.
-        optimizer: one, several or None; SGD, Adam and all whose state has the parameters' shape.
-        averages: copies of ``gated``, such as ``AveragedModel``s, that are to shrink along.
-            Averages lag behind: let ``checks`` span more steps than they remember, or what goes is
-            still open in them.
-        below: a gate is shut if it opens with a smaller probability; ``"readout"``: if the readout
-            shuts it, as at the last drop of a learning rate.
-        checks: in how many checks in a row a gate must have been found shut.
-        round_to: as many units of a group stay as fill multiples of this, the likeliest ones; more
-            go only where gates are nested and a unit dies of another gate.
-        pays: the least part of the multiply-adds to be saved, for which it is worth to compile or
-            to capture anew; below it nothing happens.
+        optimizer: one, several or None: SGD, Adam, and all whose state has the shape of the
+            parameters.
+        averages: copies of ``gated`` that shrink with it, such as ``AveragedModel``s. They lag
+            behind: let ``checks`` span more steps than they average over, or units that are removed
+            are still open in them.
+        below: a gate is closed if it opens with a smaller probability, or with ``"readout"`` if the
+            readout closes it. Use that after the last drop of the learning rate.
+        checks: in how many checks in a row a gate must have been closed.
+        round_to: the widths of groups stay multiples of this. The likeliest units stay. Where gates
+            are nested, a unit can also go with another gate, and widths are others.
+        pays: the least fraction of the multiply-adds to save, because the model has to be compiled
+            or captured again. Below it nothing changes.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -117,10 +123,10 @@ def shrink(
     """
     rule = _Rule(below, checks, round_to, pays)
     optimizers = _optimizers(gated, optimizer)
-    around = _listed(averages, nn.Module)
+    averaged = _as_list(averages, nn.Module)
     _refuse_latency(gated)
-    with torch.inference_mode(False):  # what is made inside could not be trained
-        return _shrink(gated, optimizers, around, rule)
+    with torch.inference_mode(False):  # tensors made in inference mode cannot be trained
+        return _shrink(gated, optimizers, averaged, rule)
 
 
 def _shrink(
@@ -128,21 +134,21 @@ def _shrink(
 ) -> Shrink:
     copies = _copies(gated, averages)
     counted, stays = rule.apply(gated)
-    present, after = gates_of(gated), None
-    found = _described(gated, present[stays], rule.pays)
-    if not stays.all() and found.saved >= rule.pays:
+    present, after = dense_indices(gated), None
+    result = _result(gated, present[stays], rule.pays)
+    if not stays.all() and result.saved >= rule.pays:
         planned = _planned(gated, present[stays])
-        left = remaining_groups(planned)[1].to(present.device)
-        if torch.isin(left, present).all():  # else a layer is left with nothing, and gets some back
-            found = replace(_described(gated, left, rule.pays), done=len(left) < len(present))
-            after = _rehearsed(gated, planned) if found else None
+        kept = planned.remaining_groups()[1].to(present.device)
+        if torch.isin(kept, present).all():  # else a layer would be empty, and got units back
+            result = replace(_result(gated, kept, rule.pays), done=len(kept) < len(present))
+            after = _verified(gated, planned) if result else None
     if after is not None and after.plan.selections:
         _refuse_averaged_indices(averages)
     for each in (gated, *copies):
         each.gates.checks = counted.clone()
         if after is not None:
             apply_shrink(each, after, optimizers if each is gated else ())
-    return found
+    return result
 
 
 def _refuse_averaged_indices(averages: list[nn.Module]) -> None:
@@ -156,33 +162,39 @@ def _refuse_averaged_indices(averages: list[nn.Module]) -> None:
 
 
 def _refuse_latency(gated: GatedModel) -> None:
-    if gated._latency is not None:
+    if gated.has_latency:
         raise ArgumentError(
             "a latency table is about the widths it was measured with: shrink a model without one, "
             "and call measure_latency afterwards"
         )
 
 
+@removes_units
 def replay(gated: GatedModel, original: Tensor) -> None:
-    """Remove what a saved model had removed; ``original`` says which gates it had left."""
+    """Remove what a saved model had removed.
+
+    Args:
+        gated: the model that loads the state.
+        original: the dense indices of the gates that the saved model has.
+    """
     _refuse_latency(gated)
-    known, original = history_of(gated), original.cpu()
+    history, original = ShrinkHistory.of(gated), original.cpu()
     rises = len(original) > 0 and bool((original.diff() > 0).all())
-    if not rises or original[0] < 0 or original[-1] >= known.gates:
+    if not rises or original[0] < 0 or original[-1] >= history.gate_count:
         raise ArgumentError("the state is of another model: gates.original is not among its gates")
-    positions(gates_of(gated).cpu(), original)
+    positions_in(dense_indices(gated).cpu(), original)
     after = _planned(gated, original)
-    if not torch.equal(remaining_groups(after)[1], original):
+    if not torch.equal(after.remaining_groups()[1], original):
         raise CompactionError(
             "the state is of another model, or of one whose gates were attached otherwise: the "
-            "units that it has left cannot be left here"
+            "units that it kept cannot be kept here"
         )
-    apply_shrink(gated, _rehearsed(gated, after))
+    apply_shrink(gated, _verified(gated, after))
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which gates go, as the arguments of ``shrink`` say."""
+    """Which gates are removed, by the arguments of ``shrink``."""
 
     below: float | str
     checks: int
@@ -199,121 +211,125 @@ class _Rule:
                 "least 1"
             )
         if not isinstance(self.pays, Real) or not 0 <= self.pays < 1:
-            raise ArgumentError(f"pays={self.pays} must be a part of the MACs, below 1")
+            raise ArgumentError(f"pays={self.pays} must be a fraction of the MACs, below 1")
 
     @torch.no_grad()
     def apply(self, gated: GatedModel) -> tuple[Tensor, Tensor]:
-        """For how many checks each gate has been shut, and which ones stay."""
+        """For how many checks in a row each gate was closed, and which gates stay."""
         bank = gated.gates
-        chance = bank.distribution().open_probability
-        shut = bank.readout() == 0 if isinstance(self.below, str) else chance < self.below
-        before = torch.zeros_like(shut, dtype=torch.int64) if bank.checks is None else bank.checks
-        counted = torch.where(shut, before + 1, 0)
+        probability = bank.distribution().open_probability
+        closed = bank.readout() == 0 if isinstance(self.below, str) else probability < self.below
+        before = torch.zeros_like(closed, dtype=torch.int64) if bank.checks is None else bank.checks
+        counted = torch.where(closed, before + 1, 0)
         stays = counted < self.checks
         for group in gated.groups:
             if all(axis.dim is not None for axis in group.axes):
-                own = stays[group.slice]  # a view
-                blocks = max(1, -(-int(own.sum()) // self.round_to))
-                order = torch.where(own, 2.0, chance[group.slice]).argsort(descending=True)
-                own[order[: blocks * self.round_to]] = True
+                units = stays[group.slice]  # a view
+                blocks = max(1, -(-int(units.sum()) // self.round_to))
+                order = torch.where(units, 2.0, probability[group.slice]).argsort(descending=True)
+                units[order[: blocks * self.round_to]] = True
         return counted, stays
 
 
-def _optimizers(gated: Any, given: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+def _optimizers(gated: Any, optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
+    """The optimizers as a list; everything that can be refused before a cut is refused here."""
     if not isinstance(gated, GatedModel):
         raise ArgumentError(
             f"shrink takes what attach_gates returned, not a {type(gated).__name__}"
         )
     if gated.gates.held:
         raise ArgumentError("shrink between two steps, not inside `with gated.draw():`")
-    found = _listed(given, Optimizer)
-    refuse_unknown_state(found, gated.parameters())
-    return found
+    optimizers = _as_list(optimizer, Optimizer)
+    refuse_unknown_state(optimizers, gated.parameters())
+    return optimizers
 
 
-def _listed(given: Any, kind: type) -> list[Any]:
-    """None, one or several of a kind; what is none of it is looked at later."""
-    if given is None:
+def _as_list(value: Any, kind: type) -> list[Any]:
+    """None, one or several objects of a kind as a list. Other objects are refused later."""
+    if value is None:
         return []
-    one = isinstance(given, kind) or not isinstance(given, Iterable)
-    return [given] if one else list(given)
+    one = isinstance(value, kind) or not isinstance(value, Iterable)
+    return [value] if one else list(value)
 
 
 def _copies(gated: GatedModel, averages: list[nn.Module]) -> list[GatedModel]:
-    """The gated models inside averages, which have been shrunk alike so far."""
-    names = [group.name for group in gated.groups]
-    found = []
+    """The gated models inside averages, which must have lost the same units so far."""
+    names, indices = [group.name for group in gated.groups], dense_indices(gated)
+    copies = []
     for average in averages:
         inner: Any = average if isinstance(average, GatedModel) else getattr(average, "module", 0)
         alike = isinstance(inner, GatedModel) and [group.name for group in inner.groups] == names
-        if not alike or inner is gated or not torch.equal(gates_of(inner), gates_of(gated)):
+        if not alike or inner is gated or not torch.equal(dense_indices(inner), indices):
             raise ArgumentError(
                 "averages takes copies of the gated model, such as AveragedModel(gated), that "
                 f"have the same gates; this {type(average).__name__} is none"
             )
-        found.append(inner)
-    return found
+        copies.append(inner)
+    return copies
 
 
-def _described(gated: GatedModel, kept: Tensor, pays: float) -> Shrink:
-    """What it means to keep these gates of those that are there."""
-    stays = torch.isin(gates_of(gated), kept)
+def _result(gated: GatedModel, kept: Tensor, pays: float) -> Shrink:
+    """The result of keeping the gates with these dense indices."""
+    stays = torch.isin(dense_indices(gated), kept)
     ledger = gated.ledger
     costs = [ledger.cost(gates)[MACS].item() for gates in (torch.ones_like(stays), stays)]
-    left = gated.by_group(stays)
-    units = {group.name: (group.units, int(left[group.name].sum())) for group in gated.groups}
+    by_group = gated.by_group(stays)
+    units = {group.name: (group.units, int(by_group[group.name].sum())) for group in gated.groups}
     return Shrink(False, units, (costs[0], costs[1], ledger.dense[MACS].item()), pays)
 
 
 def _planned(gated: GatedModel, kept: Tensor) -> ShrinkHistory:
-    """The plan that follows from the gates it leaves, so that these tell all.
+    """The plan for these gates, or for those that it leaves: they determine it.
 
-    A gate can be shut and not removable, since zeros become something later, and units die that
-    have no gates of their own: then what is left says more than what was asked for.
+    A closed gate can stay, where zeros turn into other numbers later. A unit without a gate can go.
+    Then the plan is made again for the gates that the last one leaves.
     """
-    known, dense = history_of(gated), expanded(gated)
+    history, dense = ShrinkHistory.of(gated), dense_model(gated)
     plain = plain_copy(dense)
-    for _ in range(ROUNDS):
-        values = torch.zeros(known.gates, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
+    for _ in range(MAX_PLANS):
+        values = torch.zeros(history.gate_count, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
-        after = ShrinkHistory(known.dense, replace(plan, scales=()))
-        left = remaining_groups(after)[1]
-        if torch.equal(left, kept.cpu()):
+        after = history.with_plan(replace(plan, scales=()))
+        remaining = after.remaining_groups()[1]
+        if torch.equal(remaining, kept.cpu()):
             return after
-        kept = left
-    raise CompactionError("gates depend on each other in a way that leaves no answer what to cut")
+        kept = remaining
+    raise CompactionError(
+        f"after {MAX_PLANS} plans each one still leaves other gates than it was made for: leave "
+        "the units to hc.compact after training"
+    )
 
 
-def _rehearsed(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
-    """The first variant of a plan that turns a copy into a model which computes the same."""
+def _verified(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
+    """The first variant of a plan under which a copy computes the same as the model."""
     reference, failures = copy.deepcopy(gated), []
-    kept = positions(gates_of(gated).cpu(), remaining_groups(after)[1])
-    own = gated.gates.log_alpha.detach()
-    some = torch.linspace(0.5, 1.0, len(kept), dtype=own.dtype, device=own.device)  # all differ
-    values = torch.zeros_like(own).index_copy(0, kept.to(own.device), some)
+    kept = positions_in(dense_indices(gated).cpu(), after.remaining_groups()[1])
+    zeros = torch.zeros_like(gated.gates.log_alpha.detach())
+    kept_values = torch.linspace(0.5, 1.0, len(kept)).to(zeros)  # no two are equal
+    values = zeros.index_copy(0, kept.to(zeros.device), kept_values)
     for candidate in _variants(after):
         trial = copy.deepcopy(gated)
         try:
             apply_shrink(trial, candidate)
-            trial.gates.readout()  # a gate may have learnt something for each of them
-            with reference.gates.holding(None, values), trial.gates.holding(None, some):
+            trial.gates.readout()  # a gate may have parameters for each unit
+            with reference.gates.holding(None, values), trial.gates.holding(None, kept_values):
                 gap = difference(reference.model, trial.model, gated.example)
             if gap <= 1:
                 return candidate
             failures.append(f"its outputs differ by {gap:.3g} times what is tolerated")
-        except Exception as error:  # the user's forward may fail in any way
+        except Exception as error:  # a forward may fail in any way
             failures.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
     why = "; ".join(dict.fromkeys(failures))
     raise CompactionError(
-        f"{type(gated.model).__name__} cannot shrink in place, and was left as it is. {why}. Sizes "
-        "that are written into a forward do not shrink: take them from the tensors there, or "
-        "leave it to hc.compact after training"
+        f"{type(gated.model).__name__} cannot shrink in place, and did not change. {why}. Sizes "
+        "that are written into a forward do not shrink: take them from the tensors there, or call "
+        "hc.compact after training"
     )
 
 
 def _variants(after: ShrinkHistory) -> Iterator[ShrinkHistory]:
-    """As it is, and with sizes among the attributes of modules replaced."""
+    """The plan as it is, and with new values of attributes that are sizes."""
     yield after
-    for guess in guesses(after.plan, plain_copy(after.dense)):
+    for guess in size_guesses(after.plan, plain_copy(after.dense)):
         attributes = {**after.plan.attributes, **guess}
-        yield replace(after, plan=replace(after.plan, attributes=attributes))
+        yield after.with_plan(replace(after.plan, attributes=attributes))

@@ -1,63 +1,186 @@
-"""What a model was before units were removed in training: its dense self, without numbers."""
+"""What a model was before units were removed in training: the dense model, without its numbers."""
 
 import copy
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.plan import CompactionPlan, Cut
+from hardconcrete.errors import CompactionError
 from hardconcrete.gating import GatedModel
-from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.graph.propagate import first_names, named_tensors
+from hardconcrete.units import Group
+from hardconcrete.units.axis import NO_UNIT
+from hardconcrete.units.group import in_order
 
-KEY = "_hardconcrete_shrunk"
-"""Where a shrunk model keeps this: in its ``__dict__``, unseen by the module system."""
-
-SHUT = -100.0
-"""The location of a gate whose unit is gone."""
+CLOSED = -100.0
+"""log_alpha of a gate whose unit was removed."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShrinkHistory:
-    """A dense model and what is left of it. Nothing in it changes, so all copies share it.
+    """A dense model, and what was cut from it so far. It never changes, so copies share it.
 
     Args:
-        dense: as it was, its parameters and buffers on the meta device.
+        dense: the model with gates before the first cut, with all its tensors on the meta device.
         plan: what was cut from it.
+
+    Example:
+        >>> import hardconcrete as hc
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        >>> gated = hc.attach_gates(model, torch.randn(2, 4))
+        >>> _ = gated.gates.log_alpha.data[:6].fill_(-20.0)
+        >>> _ = hc.shrink(gated, None)
+        >>> history = ShrinkHistory.of(gated)
+        >>> history.gate_count, history.remaining_groups()[1].tolist()
+        (8, [6, 7])
+        >>> history.dense_copy(gated).model[0]
+        Linear(in_features=4, out_features=8, bias=True)
     """
 
     dense: GatedModel
     plan: CompactionPlan
 
+    @classmethod
+    def of(cls, gated: GatedModel) -> "ShrinkHistory":
+        """The history of a model; a new one where no unit was removed."""
+        history = _recorded(gated)
+        if history is not None:
+            return history
+        _ = gated.ledger  # costs stay those of the dense model: find them before it is cut
+        return cls(_without_numbers(gated), plan_so_far(gated))
+
     def __deepcopy__(self, _: Any) -> "ShrinkHistory":
         return self
 
     @property
-    def gates(self) -> int:
-        """How many gates there were."""
+    def gate_count(self) -> int:
+        """How many gates the dense model has."""
         return len(self.dense.gates.log_alpha)
 
+    def with_plan(self, plan: CompactionPlan) -> "ShrinkHistory":
+        """The same dense model, with other cuts."""
+        return replace(self, plan=plan)
 
-def history_of(gated: GatedModel) -> ShrinkHistory:
-    """What a model has become; of a dense one nothing was cut."""
-    known = gated.__dict__.get(KEY)
-    if isinstance(known, ShrinkHistory):
-        return known
-    _ = gated.ledger  # costs are those of the dense model, also when it is no more
-    return ShrinkHistory(_hollow(gated), cut_so_far(gated))
+    def remaining_groups(self) -> tuple[tuple[Group, ...], Tensor]:
+        """The groups after the cuts, and the dense indices of their gates.
+
+        A gate is gone when everything that it multiplied is gone.
+        """
+        names = first_names(self.dense.model)
+        cuts: dict[str, dict[int, Tensor]] = defaultdict(dict)
+        for cut in self.plan.cuts:
+            cuts[cut.tensor][cut.dim] = torch.tensor(cut.kept)
+        groups, original = [], []
+        for group in self.dense.groups:
+            axes = [axis.cut(cuts[names[axis.tensor]]) for axis in group.axes]
+            units = torch.cat([axis.units.flatten() for axis in axes if axis.gated]).unique()
+            units = units[units >= 0]
+            numbers = torch.full((group.units + 1,), NO_UNIT)  # the last one stands for no unit
+            numbers[units] = torch.arange(len(units))
+            axes = [axis.renumbered(numbers) for axis in axes]
+            removed = group.units - len(units)
+            groups.append(replace(group, axes=tuple(axes), units=len(units), removed=removed))
+            original.append(units + group.start)
+        return in_order(groups), torch.cat(original)
+
+    def plan_after(self, before: CompactionPlan) -> CompactionPlan:
+        """The plan for a model that was cut by an earlier plan of this history."""
+        old = {(cut.tensor, cut.dim): cut for cut in before.cuts}
+        new = {(cut.tensor, cut.dim): cut for cut in self.plan.cuts}
+        if not old.keys() <= new.keys():
+            raise CompactionError(CANNOT_COME_BACK)
+        cuts = []
+        for place, cut in new.items():
+            known = old[place].kept if place in old else tuple(range(cut.size))
+            kept = positions_in(torch.tensor(known), torch.tensor(cut.kept))
+            if len(kept) < len(known):
+                cuts.append(Cut(cut.tensor, cut.dim, len(known), tuple(kept.tolist())))
+        as_before = {name: self._dense_attribute(name) for name in before.attributes}
+        attributes = {**as_before, **self.plan.attributes}
+        return replace(self.plan, cuts=tuple(cuts), attributes=attributes)
+
+    def _dense_attribute(self, name: str) -> int:
+        path, _, attribute = name.rpartition(".")
+        return int(getattr(self.dense.model.get_submodule(path), attribute))
+
+    def dense_copy(self, gated: GatedModel) -> GatedModel:
+        """The dense model with the numbers of a shrunk one, and zeros for what was removed."""
+        cuts = defaultdict[str, list[Cut]](list)
+        for cut in self.plan.cuts:
+            cuts[f"model.{cut.tensor}"].append(cut)
+        small = named_tensors(gated)
+        memo: dict[int, Any] = {}
+        for name, empty in named_tensors(self.dense).items():
+            if empty.is_meta and id(empty) not in memo:
+                spread = _with_zeros(small[name].detach().clone(), cuts[name])
+                memo[id(empty)] = _like(small[name], spread)
+        log_alpha = gated.gates.log_alpha.detach()
+        closed = log_alpha.new_full((self.gate_count,), CLOSED)
+        all_gates = closed.index_copy(0, dense_indices(gated), log_alpha)
+        memo[id(self.dense.gates.log_alpha)] = nn.Parameter(all_gates)
+        whole: GatedModel = copy.deepcopy(self.dense, memo)
+        for name, module in whole.named_modules():
+            module.training = gated.get_submodule(name).training
+        whole.gates.frozen, whole.gates.rule = gated.gates.frozen, gated.gates.rule
+        return whole.to(gated.gates.log_alpha.device)
 
 
-def cut_so_far(gated: GatedModel) -> CompactionPlan:
+CANNOT_COME_BACK = "what was removed cannot come back: shrink a dense model anew"
+
+
+def plan_so_far(gated: GatedModel) -> CompactionPlan:
     """The plan that leads from the dense model to the present one."""
-    known = gated.__dict__.get(KEY)
+    history = _recorded(gated)
     nothing = CompactionPlan(type(gated.model).__name__, {}, ())
-    return known.plan if isinstance(known, ShrinkHistory) else nothing
+    return nothing if history is None else history.plan
 
 
-def _hollow(gated: GatedModel) -> GatedModel:
-    """A copy without numbers."""
+def dense_indices(gated: GatedModel) -> Tensor:
+    """The index that every gate had in the dense model."""
+    log_alpha = gated.gates.log_alpha
+    if gated.gates.original is None:
+        return torch.arange(len(log_alpha), device=log_alpha.device)
+    return gated.gates.original
+
+
+def dense_values(gated: GatedModel, values: Tensor) -> Tensor:
+    """Values of the gates for the dense model: 0 for each removed unit."""
+    history = _recorded(gated)
+    if history is None:
+        return values
+    return values.new_zeros(history.gate_count).index_copy(0, dense_indices(gated), values)
+
+
+def dense_model(gated: GatedModel) -> GatedModel:
+    """The dense model of a shrunk one, a copy.
+
+    A model that lost no unit is dense: it is returned as it is, and must not be changed.
+    """
+    history = _recorded(gated)
+    return gated if history is None else history.dense_copy(gated)
+
+
+def positions_in(known: Tensor, wanted: Tensor) -> Tensor:
+    """Where each wanted number is among the known ones; both rise."""
+    found = torch.searchsorted(known, wanted)
+    inside = found < len(known)
+    if not inside.all() or not torch.equal(known[found], wanted):
+        raise CompactionError(CANNOT_COME_BACK)
+    return found
+
+
+def _recorded(gated: GatedModel) -> ShrinkHistory | None:
+    history = gated.shrink_history
+    return history if isinstance(history, ShrinkHistory) else None
+
+
+def _without_numbers(gated: GatedModel) -> GatedModel:
+    """A copy with all tensors on the meta device."""
     tensors = [*named_tensors(gated.model).values(), *gated.gates.parameters()]
     memo: dict[int, Any] = {id(t): _like(t, t.detach().to("meta")) for t in tensors}
     return copy.deepcopy(gated, memo)
@@ -67,49 +190,11 @@ def _like(tensor: Tensor, data: Tensor) -> Tensor:
     return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
 
 
-def among_all(gated: GatedModel, values: Tensor) -> Tensor:
-    """Values of the gates, with 0 for those whose units were removed."""
-    if gated.gates.original is None:
-        return values
-    return values.new_zeros(history_of(gated).gates).index_copy(0, gated.gates.original, values)
-
-
-def expanded(gated: GatedModel) -> GatedModel:
-    """A dense copy: what was removed is zero, and its gates are shut.
-
-    A model of which nothing was removed is dense itself, and no copy: it must not be changed.
-    """
-    known = gated.__dict__.get(KEY)
-    if known is None:
-        return gated
-    cuts = defaultdict[str, list[Cut]](list)
-    for cut in known.plan.cuts:
-        cuts[f"model.{cut.tensor}"].append(cut)
-    left = named_tensors(gated)
-    memo: dict[int, Any] = {}
-    for name, hollow in named_tensors(known.dense).items():
-        if hollow.is_meta and id(hollow) not in memo:
-            memo[id(hollow)] = _like(left[name], _spread(left[name].detach().clone(), cuts[name]))
-    log_alpha = known.dense.gates.log_alpha
-    memo[id(log_alpha)] = nn.Parameter(_all_locations(gated, known.gates))
-    whole: GatedModel = copy.deepcopy(known.dense, memo)
-    for name, module in whole.named_modules():
-        module.training = gated.get_submodule(name).training
-    whole.gates.frozen, whole.gates.rule = gated.gates.frozen, gated.gates.rule
-    return whole.to(gated.gates.log_alpha.device)
-
-
-def _spread(tensor: Tensor, cuts: list[Cut]) -> Tensor:
-    """Every index at its old place, zeros in between."""
-    for cut in reversed(cuts):
+def _with_zeros(tensor: Tensor, cuts: Iterable[Cut]) -> Tensor:
+    """A tensor of the dense size: kept indices where they were, zeros between them."""
+    for cut in reversed([*cuts]):
         shape = [*tensor.shape]
         shape[cut.dim] = cut.size
         kept = torch.tensor(cut.kept, dtype=torch.int64, device=tensor.device)
         tensor = tensor.new_zeros(shape).index_copy(cut.dim, kept, tensor)
     return tensor
-
-
-def _all_locations(gated: GatedModel, gates: int) -> Tensor:
-    own = gated.gates.log_alpha.detach()
-    original: Any = gated.gates.original
-    return own.new_full((gates,), SHUT).index_copy(0, original, own)

@@ -1,60 +1,67 @@
-"""Proof by comparison: the small model against the gated one, and where they part."""
+"""Verification: the outputs of a small model against those of the model it was made from."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.model_state import in_mode
 
-TOLERANCE = {
+RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-5,
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-"""Largest difference, as a part of the output's scale, by the coarsest type that is computed in."""
+"""The largest difference, as a fraction of the output's scale, by the coarsest type in use."""
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+DEFAULT_TOLERANCE = 1e-5
+"""The same for models without a floating-point type."""
 
 
-def difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> float:
-    """Largest difference of two models' outputs, in units of what is tolerated."""
-    worst, tolerance = 0.0, tolerated(reference, inputs)
-    for example, first in ((inputs, _outputs(reference, inputs)), *_others(reference, inputs)):
-        second = _outputs(small, example)
-        if [(t.shape, t.dtype) for t in first] != [(t.shape, t.dtype) for t in second]:
+def difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> float:
+    """The largest difference of two models' outputs, as a multiple of the tolerance."""
+    worst, tolerance = 0.0, tolerance_of(reference, inputs)
+    first = [(inputs, _outputs(reference, inputs))]
+    for example, expected in chain(first, _more_examples(reference, inputs)):
+        actual = _outputs(small, example)
+        if [(t.shape, t.dtype) for t in expected] != [(t.shape, t.dtype) for t in actual]:
             return float("inf")
-        for a, b in zip(first, second, strict=True):
-            worst = max(worst, _apart(a, b) / max(tolerance, TOLERANCE.get(a.dtype, 0.0)))
+        for a, b in zip(expected, actual, strict=True):
+            limit = max(tolerance, RELATIVE_TOLERANCE.get(a.dtype, 0.0))
+            worst = max(worst, _relative_difference(a, b) / limit)
     return worst
 
 
-def _others(reference: nn.Module, inputs: Inputs) -> Iterator[tuple[Inputs, list[Tensor]]]:
-    """More inputs and what the reference makes of them, as far as it can take them.
+def _more_examples(
+    reference: nn.Module, inputs: ExampleInputs
+) -> Iterator[tuple[ExampleInputs, list[Tensor]]]:
+    """Another batch size and random numbers, with the outputs of the reference.
 
-    Zeros tell little, and a model for one batch size has no other.
+    Example inputs of zeros hide differences. A model for one batch size skips the other one.
     """
-    for example in (another_batch(inputs), random_numbers(inputs)):
-        outputs = _numbers(reference, example)
+    for example in (another_batch(inputs), random_inputs(inputs)):
+        outputs = _finite_outputs(reference, example)
         if outputs is not None:
             yield example, outputs
 
 
-def _numbers(model: nn.Module, inputs: Inputs) -> list[Tensor] | None:
-    """Its outputs, if it takes these inputs and all that comes out are numbers."""
+def _finite_outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor] | None:
+    """The outputs, if the model takes these inputs and all outputs are finite."""
     try:
         outputs = _outputs(model, inputs)
-    except Exception:  # whatever its forward does with inputs it was not made for
+    except Exception:  # a forward may fail in any way for inputs that it was not made for
         return None
     return outputs if all(bool(t.is_meta or t.isfinite().all()) for t in outputs) else None
 
 
-def random_numbers(inputs: Inputs) -> Inputs:
-    """Normal numbers in place of all floating-point ones."""
+def random_inputs(inputs: ExampleInputs) -> ExampleInputs:
+    """Normal random numbers in all floating-point inputs."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(leaf: Any) -> Any:
@@ -65,39 +72,40 @@ def random_numbers(inputs: Inputs) -> Inputs:
     return tree_map(drawn, inputs)  # type: ignore[no-any-return]
 
 
-def tolerated(model: nn.Module, inputs: Inputs) -> float:
-    """What rounding explains: outputs can have a finer type than what they are computed from.
+def tolerance_of(model: nn.Module, inputs: ExampleInputs) -> float:
+    """The difference that rounding explains.
 
-    Under autocast only the outputs of the layers tell in which type they were computed.
+    Outputs can have a finer type than the tensors they are computed from. Under autocast only the
+    outputs of the layers show the type of the computation.
     """
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
-    tensors += _recorded(model, inputs).values()
-    known = {t.dtype for t in tensors if isinstance(t, Tensor)} & TOLERANCE.keys()
-    return max((TOLERANCE[dtype] for dtype in known), default=1e-5)
+    tensors += _layer_outputs(model, inputs).values()
+    types = {t.dtype for t in tensors if isinstance(t, Tensor)} & RELATIVE_TOLERANCE.keys()
+    return max((RELATIVE_TOLERANCE[dtype] for dtype in types), default=DEFAULT_TOLERANCE)
 
 
-def _apart(first: Tensor, second: Tensor) -> float:
-    """Largest difference, as a part of the first one's scale."""
-    if first.is_meta or not first.numel():
+def _relative_difference(expected: Tensor, actual: Tensor) -> float:
+    """The largest difference, as a fraction of the scale of what is expected."""
+    if expected.is_meta or not expected.numel():
         return 0.0
-    if first.is_complex():
-        first, second = torch.view_as_real(first), torch.view_as_real(second)
-    if not first.is_floating_point():
-        return 0.0 if torch.equal(first, second) else float("inf")
-    same = (first == second) | (first.isnan() & second.isnan())
-    a, b = first[~same].double(), second[~same].double()
+    if expected.is_complex():
+        expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(expected, actual) else float("inf")
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    a, b = expected[~same].double(), actual[~same].double()
     if not a.numel():
         return 0.0
-    finite = first[first.isfinite()].double()
+    finite = expected[expected.isfinite()].double()
     scale = max(float(finite.abs().max()) if finite.numel() else 0.0, 1e-12)
     gap = float((a - b).abs().max())
     gap = float("inf") if gap != gap else gap
     return gap / scale
 
 
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    args, kwargs = tree_map(_copied, inputs)
-    with torch.no_grad(), in_mode(model, training=False), _same_random_numbers(), full_precision():
+def _outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
+    args, kwargs = tree_map(_detached_copy, inputs)
+    with torch.no_grad(), in_mode(model, training=False), _fixed_random_state(), full_precision():
         results = model(*args, **kwargs)
     return [leaf for leaf in _leaves(results) if isinstance(leaf, Tensor)]
 
@@ -109,16 +117,16 @@ def _leaves(results: Any) -> list[Any]:
     return leaves
 
 
-def _copied(leaf: Any) -> Any:
+def _detached_copy(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Whoever calls next sees the random state as it was; noise is the same for all models."""
+def _fixed_random_state() -> Iterator[None]:
+    """Every model draws the same random numbers, and the random state stays as it was."""
     initialized = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if initialized else []
-    # for devices that are not in use torch.manual_seed writes down the stack, which takes longer
+    # torch.manual_seed records the stack for each device that is not in use, which takes longer
     random: Any = torch if torch.accelerator.is_available() else torch.default_generator
     with torch.random.fork_rng(devices=devices):
         random.manual_seed(0)
@@ -139,8 +147,8 @@ def full_precision() -> Iterator[None]:
             backend.allow_tf32 = allowed
 
 
-def another_batch(inputs: Inputs) -> Inputs:
-    """The same rows, drawn again in another number."""
+def another_batch(inputs: ExampleInputs) -> ExampleInputs:
+    """The same rows, drawn with replacement, one row more."""
     tensors = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
     if not tensors:
         return inputs
@@ -155,37 +163,38 @@ def another_batch(inputs: Inputs) -> Inputs:
     return tree_map(drawn, inputs)  # type: ignore[no-any-return]
 
 
-def first_difference(reference: nn.Module, small: nn.Module, inputs: Inputs) -> str:
+def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> str:
     """The first layer, in the order of execution, whose output of the same shape differs."""
-    seen, tolerance = _recorded(reference, inputs), tolerated(reference, inputs)
-    others = _recorded(small, inputs)
-    if not others:
+    expected, tolerance = _layer_outputs(reference, inputs), tolerance_of(reference, inputs)
+    actual = _layer_outputs(small, inputs)
+    if not actual:
         return "a graph has no layers to look into"
-    for path, output in seen.items():
-        other = others.get(path)
+    for path, output in expected.items():
+        other = actual.get(path)
         if other is None:
             return f"{path} was not reached"
-        if output.shape == other.shape and _apart(output, other) > tolerance:
+        if output.shape == other.shape and _relative_difference(output, other) > tolerance:
             return f"{path} differs"
     return "no single layer of the same shape differs before the output"
 
 
-def _recorded(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+def _layer_outputs(model: nn.Module, inputs: ExampleInputs) -> dict[str, Tensor]:
+    """The first output of each layer; of a forward that fails, those before."""
+    outputs: dict[str, Tensor] = {}
     handles = []
     for path, module in model.named_modules():
 
-        def keep(_: Any, __: Any, output: Any, path: str = path) -> None:
+        def record(_: Any, __: Any, output: Any, path: str = path) -> None:
             if isinstance(output, Tensor):
-                found.setdefault(path, output.detach())
+                outputs.setdefault(path, output.detach())
 
         if not list(module.children()):
-            handles.append(module.register_forward_hook(keep))
+            handles.append(module.register_forward_hook(record))
     try:
         _outputs(model, inputs)
-    except Exception:  # what was reached before it failed is the answer
-        return found
+    except Exception:  # the layers that were reached before it failed are the answer
+        return outputs
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return outputs

@@ -1,16 +1,12 @@
 """Example inputs at another batch size."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from hardconcrete.cost.count import tensors_in
 from hardconcrete.errors import ArgumentError
-
-ExampleInputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional inputs and keyword inputs of one call."""
+from hardconcrete.graph.example_inputs import ExampleInputs
 
 
 def batch_size(inputs: ExampleInputs) -> int:

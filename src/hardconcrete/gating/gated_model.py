@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
 from inspect import signature
 from typing import Any
 from weakref import WeakSet
@@ -19,6 +18,7 @@ from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import refuse_inside_draw
 from hardconcrete.gating.groups import gate_targets
 from hardconcrete.gating.select_groups import SelectedGroups
+from hardconcrete.gating.shrunk_states import remove_units
 from hardconcrete.units import Analysis, Group, analyze
 
 LATENCY = "latency_ms"
@@ -51,6 +51,10 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
+    _ledger: Ledger | None
+    shrink_history: object | None = None
+    """What ``shrink`` removed: a ``ShrinkHistory`` of ``hardconcrete.compaction``."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -68,7 +72,6 @@ class GatedModel(nn.Module):
         self.sample = sample
         self._example = example
         self._latest = choice.analysis
-        self._ledger: Ledger | None = None
         self._latency: LatencyTable | None = None
         self._nobody_decays()
 
@@ -83,8 +86,9 @@ class GatedModel(nn.Module):
         names = (name for group in self.groups for name in group.gated_parameters)
         return frozenset(names if self.decaying else ())
 
-    def regroup(self, groups: tuple[Group, ...]) -> None:
-        """Tell it what its gates belong to; ``shrink`` does so where units were removed."""
+    def regroup(self, groups: tuple[Group, ...], ledger: Ledger | None = None) -> None:
+        """Set the groups and costs of the gates, as ``shrink`` does after it removed units."""
+        self._latest, self._ledger = None, ledger
         self.groups = groups
         sizes = [torch.full((group.units,), group.size, dtype=torch.float64) for group in groups]
         self._group_sizes = torch.cat(sizes).to(self.gates.log_alpha.device)
@@ -184,7 +188,7 @@ class GatedModel(nn.Module):
             self._refuse_others(local_metadata.get("gates", []))
         own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
         if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
-            _replay(self, saved)
+            remove_units(self, saved)
         elif saved is None and own is not None:
             raise ArgumentError(
                 "this state has units that were removed here: load it into a new dense model, with "
@@ -240,6 +244,11 @@ class GatedModel(nn.Module):
     def latency(self) -> LatencyTable:
         """Times by gates; measured when they are first asked for, with default settings."""
         return self.measure_latency() if self._latency is None else self._latency
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether times were measured; they hold for the widths that the model had then."""
+        return self._latency is not None
 
     def measure_latency(
         self, *, batch: int | None = None, repeats: int | None = None, fresh: bool = False
@@ -352,11 +361,6 @@ class GatedModel(nn.Module):
             for kind, whole in zip(KINDS, dense, strict=True)
             if whole
         ]
-
-
-def _replay(gated: GatedModel, original: Tensor) -> None:
-    """By name: shrinking belongs to compaction, which lies above this folder."""
-    import_module("hardconcrete.compaction.shrink").replay(gated, original)
 
 
 def _place(cost: str) -> int:

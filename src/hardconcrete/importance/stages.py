@@ -11,6 +11,7 @@ from torch import Tensor
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy, remove_gates
 from hardconcrete.gating.folding import fold, gate_masks
+from hardconcrete.gating.open_values import open_values
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import RefitResult, refit
@@ -45,11 +46,9 @@ class PruningState:
         self.refit = RefitResult()
         with torch.no_grad():
             values = gated.gates.readout()
-            mean = gated.gates.distribution().mean
-            back = mean.clamp(min=torch.finfo(mean.dtype).tiny).to(values.dtype)
             self.teacher = plain_copy(gated)
             fold(gated, self.teacher, values)
-            fold(gated, gated.model, torch.where(values > 0, values, back))
+            fold(gated, gated.model, open_values(gated))
         self.is_open = (values > 0).double().cpu()
 
     @property

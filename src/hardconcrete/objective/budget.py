@@ -1,6 +1,6 @@
 """A budget: what a model may cost, kept while it learns. Two ways to choose the units."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
+from hardconcrete.importance.batches import Loss
 from hardconcrete.objective.constraint import (
     Constraint,
     Limit,
@@ -16,9 +17,12 @@ from hardconcrete.objective.constraint import (
     delivered,
     expected,
 )
-
-BAND = 0.02
-"""How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
+from hardconcrete.objective.projection import (
+    Projection,
+    project,
+    refuse_another_model,
+    warn_of_distance,
+)
 
 
 class Budget:
@@ -51,7 +55,7 @@ class Budget:
     Example:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 2)
-        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 8))
+        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.randn(2, 8))
         >>> budget = hc.Budget(gated, macs=0.5, steps=100)
         >>> optimizer = torch.optim.Adam(gated.parameters(), lr=1e-2)
         >>> x = torch.randn(64, 8)
@@ -152,6 +156,55 @@ class Budget:
     def target(self) -> dict[str, float]:
         """The limits, as parts of the dense totals."""
         return self._by_name(self._limits)
+
+    @torch.inference_mode(False)
+    def project(
+        self,
+        gated: GatedModel | None = None,
+        *,
+        round_to: int = 1,
+        batches: Iterable[Any] | None = None,
+        loss: Loss | None = None,
+    ) -> Projection:
+        """The mask that keeps the limits, as ``hc.compact(gated, budget=...)`` applies it.
+
+        Args:
+            gated: the model of this budget or a copy of it, such as an average of its weights.
+            round_to: widths are multiples of this, as far as a group has as many units.
+            batches: with them, units are chosen by importance and the other weights are re-fitted.
+            loss: calls the model it is given on a batch and returns a scalar.
+
+        Example:
+            >>> import torch, hardconcrete as hc
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2))
+            >>> gated = hc.attach_gates(model, torch.zeros(2, 4))
+            >>> _ = gated.gates.log_alpha.data.copy_(torch.tensor([3.0, 3, 3, 3, -3, -3]))
+            >>> (hc.Budget(gated, macs=0.7).project().values > 0).tolist()
+            [True, True, True, True, False, False]
+        """
+        gated = self.gated if gated is None else gated
+        refuse_another_model(self.gated, gated)
+        mask = project(
+            gated,
+            self.constraints,
+            round_to=round_to,
+            batches=batches,
+            loss=loss,
+            importance=self._measured(),
+        )
+        if batches is None:
+            warn_of_distance(gated, self.constraints, self._advice)
+        return mask
+
+    _advice: ClassVar[str] = (
+        "Train longer, or with a larger learning rate of the gates; hc.check_run says before the "
+        "first step how far they get"
+    )
+    """What to do after a training that ended above its budget."""
+
+    def _measured(self) -> Tensor | None:
+        """The importance of every unit, where the budget measures it."""
+        return None
 
     def __str__(self) -> str:
         delivered, expected, target = self.delivered(), self.expected(), self.target()

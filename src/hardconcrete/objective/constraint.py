@@ -21,6 +21,9 @@ LABELS = {
     LATENCY: "milliseconds",
 }
 
+BAND = 0.02
+"""How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
+
 Limit = float | int
 """A float up to 1.0 is a fraction of the dense total; an int is an absolute number."""
 

@@ -139,6 +139,14 @@ class ImportanceBudget(Budget, by="importance"):
         self._keep_up()
         return self._running.mean()
 
+    _advice = (
+        "Train until the budget has fixed the units, or pass batches=... and loss=... to re-fit "
+        "those that stay"
+    )
+
+    def _measured(self) -> Tensor:
+        return self.importance()
+
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.phase}: {self._progress_in_words()}"
 

@@ -12,8 +12,8 @@ from hardconcrete.cost.latency.table import LatencyTable
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.gated_model import LATENCY
-from hardconcrete.objective.budget import BAND, Budget, refuse_measured_gates
-from hardconcrete.objective.constraint import Constraint, expected, ledger_costs
+from hardconcrete.objective.budget import Budget, refuse_measured_gates
+from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 
 STRONGEST = 4.0
 """The largest price, in scales."""

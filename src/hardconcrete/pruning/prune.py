@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hardconcrete.compaction.compact import Form, compacted
+from hardconcrete.compaction.compact import Form, cut_and_verify
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.gated_model import LATENCY
@@ -99,7 +99,7 @@ def prune(
         else:
             prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
         bar.finish("verifying")
-        small = compacted(state.gated, state.gates, form=form)
+        small = cut_and_verify(state.gated, state.gates, form=form)
     warn_not_refitted(state)
     return small
 

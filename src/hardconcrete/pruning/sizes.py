@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hardconcrete.compaction.compact import compacted
+from hardconcrete.compaction.compact import cut_and_verify
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.importance.batches import Loss, keep_batches
@@ -61,6 +61,6 @@ def prune_to_sizes(
         with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
             prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
             bar.finish("verifying")
-            sizes[fraction] = compacted(gated, state.gates)
+            sizes[fraction] = cut_and_verify(gated, state.gates)
     warn_not_refitted(state)
     return sizes

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hardconcrete.compaction.shrink_history import expanded
+from hardconcrete.compaction.shrink_history import dense_model
 from hardconcrete.cost import count
 from hardconcrete.cost.count import tensors_in
-from hardconcrete.cost.example_inputs import ExampleInputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import batch_size, resampled
 from hardconcrete.cost.latency.timing import Call, interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.gating.class_swap import is_swapped
+from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.report.comparison import Latency, Report
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -131,7 +132,7 @@ def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]
 
 def _plain(side: str, model: nn.Module) -> nn.Module:
     if isinstance(model, GatedModel):
-        return plain_copy(expanded(model))
+        return plain_copy(dense_model(model))
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{side} is a {type(model).__name__}; measure takes an nn.Module")
     if any(is_swapped(module) for module in model.modules()):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hardconcrete.cost.example_inputs import ExampleInputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import batch_size, resampled
 from hardconcrete.cost.ledger_writer import LedgerWriter
+from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.propagate import concrete_shape, module_path, propagate
 from hardconcrete.graph.trace import trace
 from hardconcrete.graph.values import Value

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hardconcrete.cost.example_inputs import ExampleInputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import batch_size, resampled
 from hardconcrete.cost.latency.clock import (
     FORWARD,
     MODULE_CALL,
@@ -29,6 +29,7 @@ from hardconcrete.cost.latency.timing import Call
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import LedgerWriter
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.units import Analysis
 from hardconcrete.units.axis import Place
 

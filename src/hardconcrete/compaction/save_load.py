@@ -1,4 +1,4 @@
-"""Small models in files: tensors and plan in one safetensors file. Nothing is unpickled."""
+"""Compacted models in files: tensors and plan in one safetensors file. Nothing is unpickled."""
 
 import hashlib
 import os
@@ -10,7 +10,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
 
@@ -19,7 +18,7 @@ VERSION = "1"
 
 
 def save(path: str | os.PathLike[str], small: nn.Module) -> None:
-    """Write a compacted model to a file, all at once: a kill leaves the old file or the new one.
+    """Write a compacted model to a file. If the write is interrupted, the old file stays.
 
     Example:
         >>> import tempfile, torch, hardconcrete as hc
@@ -32,7 +31,7 @@ def save(path: str | os.PathLike[str], small: nn.Module) -> None:
         True
     """
     plan = CompactionPlan.of(small).to_json()
-    tensors = _first_named(small)
+    tensors = _tensors_of(small)
     about = {"format": FORMAT, "version": VERSION, "plan": plan}
     about["sha256"] = _digest(tensors, plan)
     target = Path(path)
@@ -47,12 +46,12 @@ def save(path: str | os.PathLike[str], small: nn.Module) -> None:
 
 
 def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
-    """Read a compacted model: the plan of the file applied to a dense model, its tensors filled in.
+    """Read a compacted model: apply the plan to a dense model, and fill in the tensors.
 
     Args:
         path: a file that ``save`` wrote.
-        dense_model: a model as the same constructor makes it; its weights do not matter, and it is
-            left as it is.
+        dense_model: a model from the same constructor. Its weights do not matter, and it does not
+            change.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -60,25 +59,24 @@ def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
         ...     hc.load("nowhere.safetensors", torch.nn.Linear(3, 2))
         ... except hc.HardConcreteError as error:
         ...     print(error)
-        nowhere.safetensors is not a file; give what hc.save wrote
+        nowhere.safetensors is not a file; pass a file that hc.save wrote
     """
     tensors, plan = _read(Path(path))
     if plan.model != type(dense_model).__name__:
         raise CompactionError(
-            f"{path} holds a {plan.model}, and the dense model given is a "
-            f"{type(dense_model).__name__}"
+            f"{path} holds a {plan.model}, and dense_model is a {type(dense_model).__name__}"
         )
     device = next((p.device for p in dense_model.parameters()), torch.device("cpu"))
-    args, kwargs = _examples(plan.inputs, device)
-    small = apply_plan(plan, dense_model, tuple(args), kwargs)
+    args, kwargs = _zeros_like(plan.inputs, device)
+    small = plan.apply(dense_model, tuple(args), kwargs)
     _fill(Path(path), small, tensors)
     return small
 
 
-def _first_named(model: nn.Module) -> dict[str, Tensor]:
-    """The state, every tensor once: what is tied is tied again by the constructor."""
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The state with every tensor once: the constructor ties tensors again."""
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
             raise CompactionError(
@@ -87,8 +85,8 @@ def _first_named(model: nn.Module) -> dict[str, Tensor]:
             )
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach().cpu().contiguous().clone()
-    return found
+            tensors[name] = tensor.detach().cpu().contiguous().clone()
+    return tensors
 
 
 def _digest(tensors: dict[str, Tensor], plan: str) -> str:
@@ -101,9 +99,9 @@ def _digest(tensors: dict[str, Tensor], plan: str) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], CompactionPlan]:
-    """Tensors and plan of a file, if it is whole and unaltered."""
+    """Tensors and plan of a file, if it is complete and unaltered."""
     if not path.is_file():
-        raise DataError(f"{path} is not a file; give what hc.save wrote")
+        raise DataError(f"{path} is not a file; pass a file that hc.save wrote")
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
@@ -118,29 +116,29 @@ def _read(path: Path) -> tuple[dict[str, Tensor], CompactionPlan]:
             f"version {VERSION}; use the release that wrote it, or save it again"
         )
     if _digest(tensors, about.get("plan", "")) != about.get("sha256"):
-        raise DataError(f"{path} was altered: its content does not have the checksum it states")
+        raise DataError(f"{path} was altered: its content does not match its checksum")
     try:
         return tensors, CompactionPlan.from_json(about["plan"])
     except (KeyError, ArgumentError) as error:
         raise DataError(f"{path} carries a plan that cannot be read ({error})") from error
 
 
-def _examples(described: Any, device: torch.device) -> Any:
-    """Inputs of the recorded shapes and types."""
+def _zeros_like(described: Any, device: torch.device) -> Any:
+    """Example inputs with the recorded shapes and types."""
     if isinstance(described, list):
-        return [_examples(part, device) for part in described]
+        return [_zeros_like(part, device) for part in described]
     if isinstance(described, dict) and described.keys() == {"shape", "dtype"}:
         dtype = getattr(torch, described["dtype"])
         return torch.zeros(described["shape"], dtype=dtype, device=device)
     if isinstance(described, dict) and described.keys() == {"tuple"}:
-        return tuple(_examples(part, device) for part in described["tuple"])
+        return tuple(_zeros_like(part, device) for part in described["tuple"])
     if isinstance(described, dict):
-        return {name: _examples(part, device) for name, part in described.items()}
+        return {name: _zeros_like(part, device) for name, part in described.items()}
     return described
 
 
 def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put the tensors in, each with the type that it was saved with."""
+    """Set the tensors of a model, each in the type that it was saved in."""
     state = small.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
@@ -159,13 +157,13 @@ def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"{path} is for another architecture: {name} has the shape {list(tensor.shape)} in "
                 f"the file and {list(state[name].shape)} in the model"
             )
-        aliases = [alias for alias, own in names.items() if own == name]
-        _put(small, aliases, state[name], tensor)
-    _refuse_empty(small)
+        aliases = [alias for alias, first_name in names.items() if first_name == name]
+        _set_tensor(small, aliases, state[name], tensor)
+    _refuse_unfilled(small)
 
 
-def _put(model: nn.Module, aliases: list[str], old: Tensor, tensor: Tensor) -> None:
-    """A tensor under all its names; one on the meta device cannot be filled, and is replaced."""
+def _set_tensor(model: nn.Module, aliases: list[str], old: Tensor, tensor: Tensor) -> None:
+    """Fill a tensor, or replace it under all its names where it is on the meta device."""
     if not old.is_meta:
         old.data = tensor.to(old.device)
         return
@@ -176,10 +174,10 @@ def _put(model: nn.Module, aliases: list[str], old: Tensor, tensor: Tensor) -> N
         setattr(model.get_submodule(path), attribute, tensor)
 
 
-def _refuse_empty(model: nn.Module) -> None:
+def _refuse_unfilled(model: nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise CompactionError(
-                f"{name} is on the meta device and no part of the file, since it is not "
-                "persistent; build the dense model on a real device"
+                f"{name} is on the meta device and not in the file, since it is not persistent; "
+                "build the dense model on a real device"
             )

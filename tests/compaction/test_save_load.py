@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction import file as artifact
+from hardconcrete.compaction import save_load as artifact
 from hardconcrete.compaction.graph_form import CompactedGraph
 from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
@@ -133,9 +133,7 @@ def test_a_buffer_that_no_file_has(tmp_path: Path) -> None:
     assert torch.equal(hc.load(tmp_path / "m", Positions())(x), small(x))
     with torch.device("meta"):
         empty = Positions()
-    with pytest.raises(
-        CompactionError, match="places is on the meta device and no part of the file"
-    ):
+    with pytest.raises(CompactionError, match="places is on the meta device and not in the file"):
         hc.load(tmp_path / "m", empty)
 
 
@@ -236,7 +234,7 @@ def test_state_that_is_no_tensor(tmp_path: Path) -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(DataError, match=r"is not a file; give what hc\.save wrote"):
+        with pytest.raises(DataError, match=r"is not a file; pass a file that hc\.save wrote"):
             hc.load(path, Joined())
 
 
@@ -263,7 +261,7 @@ def test_an_altered_tensor_has_another_checksum(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-2] ^= 64
     file.write_bytes(bytes(content))
-    with pytest.raises(DataError, match="was altered: its content does not have the checksum"):
+    with pytest.raises(DataError, match="was altered: its content does not match its checksum"):
         hc.load(file, Joined())
 
 
@@ -291,7 +289,7 @@ def test_an_altered_plan(file: Path, small: nn.Module) -> None:
 
 
 def test_a_plan_that_cannot_be_read(file: Path, small: nn.Module) -> None:
-    tensors = artifact._first_named(small)
+    tensors = artifact._tensors_of(small)
     cut_graph(file, plan="{}", sha256=artifact._digest(tensors, "{}"))
     with pytest.raises(DataError, match="carries a plan that cannot be read"):
         hc.load(file, Joined())
@@ -307,7 +305,7 @@ def test_other_safetensors_files(file: Path) -> None:
 
 
 def test_another_class(file: Path) -> None:
-    with pytest.raises(CompactionError, match="holds a Joined, and the dense model given is a Seq"):
+    with pytest.raises(CompactionError, match="holds a Joined, and dense_model is a Seq"):
         hc.load(file, dense())
 
 

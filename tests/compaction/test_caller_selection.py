@@ -22,13 +22,13 @@ def test_the_caller_selects_the_pixels(tmp_path: Path) -> None:
     gated = pixels_gated()
     small = hc.compact(gated, kept_inputs_only=True)
     plan = hc.CompactionPlan.of(small)
-    (kept,) = plan.given.values()
+    (kept,) = plan.kept_inputs.values()
     assert list(kept) == (gated.gate_values()["fc1:in"] > 0).nonzero().flatten().tolist()
     assert type(small.fc1) is nn.Linear
     assert small.fc1.in_features == len(kept) < 16
     x = torch.randn(5, 1, 4, 4)
     torch.testing.assert_close(small(x.flatten(1)[:, list(kept)]), gated.eval()(x))
-    assert f"fc1: is given {len(kept)} inputs" in str(plan)
+    assert f"fc1: takes {len(kept)} inputs, which you select" in str(plan)
     assert hc.CompactionPlan.from_json(plan.to_json()) == plan
     hc.save(tmp_path / "small.safetensors", small)
     loaded = hc.load(tmp_path / "small.safetensors", MLP(16, (8, 6)))

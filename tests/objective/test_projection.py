@@ -1,5 +1,6 @@
-"""Compaction within a budget: never above it, and nothing is shut that would still fit."""
+"""From a budget to a mask: never above it, and nothing is closed that would still fit."""
 
+import copy
 import warnings
 from typing import Any
 
@@ -8,9 +9,9 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.compaction.projection import projected
 from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
+from hardconcrete.objective.projection import Projection, project
 from hardconcrete_paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense
 from tests.exactness import apart, at_random, outputs
@@ -18,6 +19,10 @@ from tests.zoo import GATED, Entry, gated_network
 
 ABOVE = "the training ended above its budget"
 pytestmark = pytest.mark.filterwarnings(f"ignore:{ABOVE}")
+
+
+def projected(gated: hc.GatedModel, budget: hc.Budget, round_to: int = 1) -> torch.Tensor:
+    return project(gated, budget.constraints, round_to=round_to).values
 
 
 def shares(gated: hc.GatedModel, is_open: torch.Tensor) -> torch.Tensor:
@@ -298,11 +303,11 @@ def test_a_collapse_far_below_a_budget_is_said() -> None:
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(2, 4))
     budget = hc.Budget(gated, macs=0.5, by="gates")
     gated.gates.log_alpha.data.copy_(torch.where(torch.arange(40) < 10, 5.0, -5.0))
-    words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and has shut 2 "
+    words = "with 1.3% of the MACs delivered and .* expected instead of 50.0%, and closed 2 "
     with pytest.warns(hc.HardConcreteWarning, match=words):
         hc.compact(gated, budget=budget)
     both = hc.Budget(gated, units={"0": 10, "2": 10}, by="gates")  # the other one is met
-    with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* shut 2 "):
+    with pytest.warns(hc.HardConcreteWarning, match="% of the units of 2 delivered .* closed 2 "):
         hc.compact(gated, budget=both)
     gated.gates.log_alpha.data[20] = 5.0  # as small, and nothing has collapsed
     hc.compact(gated, budget=budget)
@@ -312,3 +317,34 @@ def test_true_is_no_width() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"])
     with pytest.raises(ArgumentError, match="round_to=True"):
         hc.compact(gated, round_to=True)
+
+
+@pytest.mark.parametrize("by", ["importance", "gates"])
+def test_a_budget_projects_to_the_mask_that_compaction_applies(by: str) -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    nn.init.normal_(gated.gates.log_alpha, std=4.0)
+    budget = hc.Budget(gated, units=6, by=by)
+    mask = budget.project(round_to=2)
+    assert mask.gated is gated
+    left = [int((values > 0).sum()) for values in gated.by_group(mask.values).values()]
+    small = hc.compact(gated, budget=budget, round_to=2)
+    assert [small[0].out_features, small[2].out_features] == left
+    assert sum(left) <= 6
+    copied = copy.deepcopy(gated)
+    assert budget.project(copied).gated is copied
+
+
+def test_anything_that_projects_is_a_budget() -> None:
+    class FirstUnits:
+        """Keeps the first units of every group."""
+
+        def project(self, gated: Any, **_: Any) -> Projection:
+            values = gated.gates.readout().detach()
+            for group in gated.groups:
+                values[group.slice][2:] = 0.0
+            return Projection(gated, values, min_units=1)
+
+    gated = hc.attach_gates(dense(), torch.randn(3, 4))
+    small = hc.compact(gated, budget=FirstUnits())
+    assert (small[0].out_features, small[2].out_features) == (2, 2)
