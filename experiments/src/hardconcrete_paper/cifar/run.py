@@ -35,20 +35,6 @@ class CifarTask:
 
     experiment: CifarExperiment
 
-    @property
-    def name(self) -> str:
-        """A name for the folder."""
-        return self.experiment.name
-
-    @property
-    def validate(self) -> bool:
-        """Whether held-out training images stand for the test set."""
-        return self.experiment.validate
-
-    def settings(self) -> dict[str, Any]:
-        """All settings, for the record."""
-        return self.experiment.settings()
-
     def result(self, folder: RunFolder) -> CifarResult | None:
         """All of it, or all there can be without a checkpoint; None if more is to come."""
         _, result = read_run(folder)

@@ -41,20 +41,6 @@ class MnistTask:
 
     experiment: MnistExperiment
 
-    @property
-    def name(self) -> str:
-        """A name for the folder."""
-        return self.experiment.name
-
-    @property
-    def validate(self) -> bool:
-        """Whether held-out training images stand for the test set."""
-        return self.experiment.validate
-
-    def settings(self) -> dict[str, Any]:
-        """All settings, for the record."""
-        return self.experiment.settings()
-
     def result(self, folder: RunFolder) -> list[MnistResult] | None:
         """A result for each seed; None if the run is not finished."""
         record = folder.read()

@@ -88,8 +88,8 @@ class Trained:
     peak_memory: int | None
 
 
-class Task(Protocol[Result]):
-    """What differs between data sets."""
+class Experiment(Protocol):
+    """What the driver needs to know of an experiment."""
 
     @property
     def name(self) -> str:
@@ -101,6 +101,14 @@ class Task(Protocol[Result]):
 
     def settings(self) -> dict[str, Any]:
         """All settings, for the record."""
+
+
+class Task(Protocol[Result]):
+    """What differs between data sets."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment that is run."""
 
     def result(self, folder: RunFolder) -> Result | None:
         """What the record ends with; None if the run is not finished."""
@@ -141,9 +149,9 @@ def drive(task: Task[R], options: RunOptions) -> R | None:
 
     A finished run is not trained and not tested again: its result is read.
     """
-    folder = RunFolder(options.out / task.name)
+    folder = RunFolder(options.out / task.experiment.name)
     if folder.record.exists():
-        folder.refuse_others(task.settings())
+        folder.refuse_others(task.experiment.settings())
         if (result := task.result(folder)) is not None:
             return result
     device, began = choose_device(options.device), time.perf_counter()
@@ -151,7 +159,7 @@ def drive(task: Task[R], options: RunOptions) -> R | None:
     training, open_test = _images(task, folder, options.data)
     learners = task.learners(len(training), device)
     if rank() == 0:  # after all that can be refused
-        folder.begin(task.settings(), resume=options.resume)
+        folder.begin(task.experiment.settings(), resume=options.resume)
         folder.note_environment(environment(device))
         for note in (_forecast(learners[0], len(training), folder), task.advice(options.out)):
             if note:
@@ -170,7 +178,7 @@ def drive(task: Task[R], options: RunOptions) -> R | None:
     spent: Any = (to_build, began, continued, memory)
     trained = Trained(engine, folder, training, prepare, open_test, *spent)
     for addition in task.examine(trained):
-        about = {"tested_on": HELD_OUT if task.validate else "test set"}
+        about = {"tested_on": HELD_OUT if task.experiment.validate else "test set"}
         folder.write({**about, **folder.read(), **addition})
     return task.result(folder)
 
@@ -180,7 +188,7 @@ def _images(
 ) -> tuple[Images, Callable[[], Images]]:
     """The training images, and what opens those that a run is tested on."""
     training = task.load("train", data)
-    if task.validate:
+    if task.experiment.validate:
         training, held_out = hold_out(training)
         return training, lambda: held_out
     task.find("test", data)
