@@ -14,6 +14,7 @@ import pytest
 from _pytest.doctest import DoctestItem
 
 import hardconcrete
+import hardconcrete_paper
 
 if capability := os.environ.get("ATEN_CPU_CAPABILITY"):  # torch's cache mixes instruction sets
     folder = os.path.join(tempfile.gettempdir(), f"torchinductor-{os.getuid()}-{capability}")
@@ -50,8 +51,8 @@ def unwatched_insides() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Any:
-    """Coverage watches how the library is imported, not what it needs or how tests are found."""
-    _import_library()
+    """Coverage watches how the packages are imported, not what it needs or how tests are found."""
+    _import_packages()
     tracer = sys.gettrace()
     sys.settrace(_but_coverage(tracer))
     try:
@@ -61,11 +62,12 @@ def pytest_make_collect_report() -> Any:
 
 
 @functools.cache
-def _import_library() -> None:
+def _import_packages() -> None:
     _unwatched(importlib.import_module)("torch._dynamo")
-    for module in pkgutil.walk_packages(hardconcrete.__path__, "hardconcrete."):
-        if module.name != "hardconcrete.__main__":  # which is a program
-            importlib.import_module(module.name)
+    for package in (hardconcrete, hardconcrete_paper):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(".__main__"):  # which is a program
+                importlib.import_module(module.name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

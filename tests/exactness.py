@@ -57,7 +57,7 @@ def perturbed(gated: hc.GatedModel) -> hc.GatedModel:
     values = gated.gate_values()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for group in gated.structure or ():
+        for group in gated.analysis or ():
             shut = torch.cat([values[group.name] == 0, torch.tensor([False])])
             for axis in group.axes:
                 tensor = names[axis.tensor]

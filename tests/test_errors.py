@@ -8,6 +8,6 @@ KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_refusal_is_ours_and_documented(kind: type[Exception]) -> None:
+def test_every_error_is_documented_and_derives_from_ours(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.HardConcreteError | errors.HardConcreteWarning)
     assert ">>> " in kind.__doc__

@@ -10,6 +10,7 @@ import pytest
 import hardconcrete as hc
 
 PUBLIC = [
+    "Analysis",
     "Budget",
     "CompactionPlan",
     "Count",
@@ -24,8 +25,6 @@ PUBLIC = [
     "Rectified",
     "Report",
     "Site",
-    "Structure",
-    "UnitGroup",
     "attach_gates",
     "check_gates",
     "check_run",

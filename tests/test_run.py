@@ -15,7 +15,7 @@ case "$*" in
   *print*) echo 3.11 ;;
   --version) echo Python 3.11.0 ;;
   "-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
-  "-m pip install"*) echo x >>attempts; echo "ERROR: no wheel for torch" >.venv/install.log
+  "-m pip install"*) echo "$*" >>attempts; echo "ERROR: no wheel for torch" >.venv/install.log
      exit {no_network} ;;
 esac
 """
@@ -23,8 +23,9 @@ esac
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for name in ("run", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "experiments").mkdir()
+    for name in ("run", "pyproject.toml", "experiments/pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
     tools = tmp_path / "tools"
     tools.mkdir()
     write(tools / "sleep", "#!/bin/sh\n")
@@ -74,7 +75,7 @@ def test_a_failed_download_is_retried_then_named(project: Path) -> None:
     python(project, no_network=1)
     answer = call(project, "demo")
     assert answer.returncode == 1
-    assert len((project / "attempts").read_text().split()) == 3
+    assert len((project / "attempts").read_text().splitlines()) == 3
     assert "ERROR: no wheel for torch" in answer.stderr
     assert "PIP_INDEX_URL" in answer.stderr
 
@@ -98,6 +99,17 @@ def test_the_test_environment_serves_the_demo(project: Path) -> None:
     assert "pytest -n 2 --dist worksteal --cov --cov-report=term\n" in call(project, "test").stdout
     assert "pytest -k kl\n" in call(project, "test", "-k", "kl").stdout
     assert call(project, "demo").stdout == "hardconcrete demo\n"
+
+
+def test_the_experiments_are_installed_for_the_tests_alone(project: Path) -> None:
+    python(project)
+    for tool in ("ruff", "mypy", "lint-imports", "pytest", "hardconcrete"):
+        write(project / "tools" / tool, "#!/bin/sh\n")
+    call(project, "demo")
+    call(project, "test")
+    demo, test = (project / "attempts").read_text().splitlines()
+    assert demo.endswith("-c constraints.txt -e .[demo]")
+    assert test.endswith("-c constraints.txt -e .[dev] -e experiments")
 
 
 def test_a_moved_project_makes_its_environment_anew(project: Path) -> None:

@@ -32,8 +32,8 @@ def test_exact(entry: Entry, tmp_path: Path) -> None:
     else:
         gated = gated_network(entry)
         small = assert_compacts(at_random(gated), entry.inputs)
-        assert gated.structure is not None
-        found = gated.structure
+        assert gated.analysis is not None
+        found = gated.analysis
         assert {group.name: group.units for group in found} == dict(entry.groups)
         same_class = type(small) is type(built(entry))
         assert same_class == (hc.CompactionPlan.of(small).form == "module")
@@ -60,7 +60,7 @@ def test_one_unit_costs_what_is_said(entry: Entry) -> None:
     args, kwargs = entry.inputs(2)
     before = hc.count(built(entry), args, kwargs)
     after = hc.count(small, args, kwargs)
-    group = gated.structure[0]  # type: ignore[index]
+    group = gated.analysis[0]  # type: ignore[index]
     assert before.params - after.params == group.parameters
     assert before.macs - after.macs == 2 * group.macs
 

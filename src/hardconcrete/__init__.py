@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hardconcrete.errors import HardConcreteError, HardConcreteWarning
     from hardconcrete.gating import (
         GatedModel,
-        Group,
         Site,
         attach_gates,
         parameter_groups,
@@ -30,13 +29,15 @@ if TYPE_CHECKING:
         recalibrate,
     )
     from hardconcrete.pruning import prune
-    from hardconcrete.report.measure import Report, measure
+    from hardconcrete.report.comparison import Report
+    from hardconcrete.report.measure import measure
     from hardconcrete.report.pareto import pareto
-    from hardconcrete.units import Structure, UnitGroup, find_groups
+    from hardconcrete.units import Analysis, Group, find_groups
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Analysis",
     "Budget",
     "CompactionPlan",
     "Count",
@@ -51,8 +52,6 @@ __all__ = [
     "Rectified",
     "Report",
     "Site",
-    "Structure",
-    "UnitGroup",
     "attach_gates",
     "check_gates",
     "check_run",
@@ -79,7 +78,6 @@ _HOME = {
     "errors": ("HardConcreteError", "HardConcreteWarning"),
     "gating": (
         "GatedModel",
-        "Group",
         "Site",
         "attach_gates",
         "parameter_groups",
@@ -95,9 +93,10 @@ _HOME = {
         "recalibrate",
     ),
     "pruning": ("prune",),
-    "report.measure": ("Report", "measure"),
+    "report.comparison": ("Report",),
+    "report.measure": ("measure",),
     "report.pareto": ("pareto",),
-    "units": ("Structure", "UnitGroup", "find_groups"),
+    "units": ("Analysis", "Group", "find_groups"),
 }
 
 

@@ -1,4 +1,4 @@
-"""``python -m hardconcrete`` is the command line."""
+"""Run the command line with ``python -m hardconcrete``."""
 
 from hardconcrete.cli import app
 

@@ -1,8 +1,20 @@
-"""Every refusal, by kind. A message says where, what was found, what was expected, what to do."""
+"""Errors and warnings. A message says where, what is wrong, what is expected, and what to do."""
+
+__all__ = [
+    "ArgumentError",
+    "CompactionError",
+    "DataError",
+    "GateError",
+    "HardConcreteError",
+    "HardConcreteWarning",
+    "MissingExtraError",
+    "SiteError",
+    "TraceError",
+]
 
 
 class HardConcreteWarning(UserWarning):
-    """Every warning that hardconcrete gives: something runs, and will not do what is hoped for.
+    """All warnings of hardconcrete: the call runs, but probably not with the result you want.
 
     Example:
         >>> import torch, hardconcrete as hc, warnings
@@ -32,7 +44,7 @@ class HardConcreteError(Exception):
 
 
 class ArgumentError(HardConcreteError, ValueError):
-    """An argument has a value that cannot be used; a ``ValueError``, as PyTorch would raise.
+    """An argument has an invalid value. It is a ``ValueError``, as in PyTorch.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -45,7 +57,7 @@ class ArgumentError(HardConcreteError, ValueError):
 
 
 class SiteError(HardConcreteError, ValueError):
-    """A place for gates that the model does not have, or that cannot be gated.
+    """A site for gates does not exist in the model, or cannot be gated.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -58,7 +70,7 @@ class SiteError(HardConcreteError, ValueError):
 
 
 class TraceError(HardConcreteError, RuntimeError):
-    """A model whose forward cannot be turned into one graph of operators.
+    """The forward of a model cannot be traced into one graph of operators.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -74,7 +86,7 @@ class TraceError(HardConcreteError, RuntimeError):
 
 
 class CompactionError(HardConcreteError, RuntimeError):
-    """A model cannot be made small in the way that was asked for.
+    """A model cannot be compacted in the requested way.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -89,7 +101,7 @@ class CompactionError(HardConcreteError, RuntimeError):
 
 
 class GateError(HardConcreteError, RuntimeError):
-    """A gated model was used in a way that gives its gates no value, or two.
+    """A gated model is used where its gates have no value, or two different ones.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -103,7 +115,7 @@ class GateError(HardConcreteError, RuntimeError):
 
 
 class MissingExtraError(HardConcreteError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it.
+    """An optional package is not installed. The message names the extra that installs it.
 
     Example:
         >>> from hardconcrete.errors import MissingExtraError
@@ -118,12 +130,12 @@ class MissingExtraError(HardConcreteError, ImportError):
 
 
 class DataError(HardConcreteError):
-    """A data file is missing, corrupt or out of reach; the message says where to get it.
+    """A data file is missing, corrupt or unreachable. The message says where to get it.
 
     Example:
         >>> from pathlib import Path
         >>> from hardconcrete.errors import DataError
-        >>> from hardconcrete.paper.datasets import load_mnist
+        >>> from hardconcrete.demo.data import load_mnist
         >>> try:
         ...     load_mnist("train", Path("nowhere"))
         ... except DataError as error:

@@ -1,4 +1,4 @@
-"""The commands beside ``reproduce``."""
+"""The commands."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 import hardconcrete
 from hardconcrete.cli import app
-from hardconcrete.paper.datasets import load_digits
-from hardconcrete.paper.demo import SETTINGS
-from hardconcrete.paper.learner import Recipe
+from hardconcrete.demo.data import load_digits
+from hardconcrete.demo.run import SETTINGS
 
 run = CliRunner().invoke
 
@@ -19,16 +18,15 @@ def test_version() -> None:
     assert run(app, ["--version"]).stdout.strip() == f"hardconcrete {hardconcrete.__version__}"
 
 
-@pytest.mark.parametrize("command", [[], ["reproduce"]])
-def test_without_a_command_it_teaches(command: list[str]) -> None:
-    assert "Usage" in run(app, command).output
+def test_without_a_command_it_teaches() -> None:
+    assert "Usage" in run(app, []).output
 
 
 def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = replace(SETTINGS["digits"], recipe=Recipe(epochs=2, gate_lr=0.1))
+    quick = replace(SETTINGS["digits"], epochs=2, batch_size=100, gate_lr=0.1)
     monkeypatch.setitem(SETTINGS, "digits", quick)
     monkeypatch.setattr(
-        "hardconcrete.paper.demo.load_mnist",
+        "hardconcrete.demo.run.load_mnist",
         lambda split, data: load_digits(split),  # noqa: ARG005
     )
     result = run(app, ["demo", "--out", str(tmp_path)])
@@ -52,19 +50,19 @@ def test_demo_trains_draws_and_prints(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_groups_prints_the_tree_of_any_importable_model() -> None:
-    result = run(app, "groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28".split())
+    result = run(app, "groups hardconcrete.demo:MLP --input 1,1,28,28".split())
     assert result.exit_code == 0
-    assert "conv2: 50 feature maps, each 8,501 parameters and 40,000 MACs" in result.stdout
+    assert "fc2: 100 neurons, each 311 parameters and 310 MACs" in result.stdout
     assert "the model's output" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("hardconcrete.paper.models --input 1,1,28,28", "must be written package.module:factory"),
-        ("hardconcrete.paper.models:VGG --input 1,1", "cannot be imported"),
-        ("hardconcrete.paper.models:LeNet5 --input 1,x", "must be a shape such as 1,3,32,32"),
-        ("hardconcrete.paper.models:LeNet5 --input 1,3,28,28", "cannot be traced"),
+        ("hardconcrete.demo --input 1,1,28,28", "must be written package.module:factory"),
+        ("hardconcrete.demo:VGG --input 1,1", "cannot be imported"),
+        ("hardconcrete.demo:MLP --input 1,x", "must be a shape such as 1,3,32,32"),
+        ("hardconcrete.demo:MLP --input 1,3,28,28", "cannot be traced"),
         ("torch:zeros --input 1,3", "cannot be called without arguments"),
         ("collections:OrderedDict --input 1,3", "not a torch.nn.Module"),
     ],
@@ -83,8 +81,13 @@ def test_a_demo_without_its_data_writes_nothing(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("command", ["demo", "reproduce mlp", "reproduce wrn"])
-def test_a_budget_is_a_part_of_the_dense_network(command: str) -> None:
-    result = CliRunner().invoke(app, [*command.split(), "--macs", "1.5"])
+def test_a_budget_is_a_part_of_the_dense_network() -> None:
+    result = CliRunner().invoke(app, ["demo", "--macs", "1.5"])
     assert result.exit_code == 2
     assert "Invalid value for '--macs'" in result.output
+
+
+def test_a_lambda_and_a_budget_exclude_each_other() -> None:
+    result = CliRunner().invoke(app, ["demo", "--lam", "0.1", "--params", "0.5"])
+    assert result.exit_code == 1
+    assert "exclude each other" in result.output

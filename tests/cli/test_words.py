@@ -1,10 +1,8 @@
-"""Words of the command line: options that exclude each other, and lists of values."""
+"""Words of the command line: options that exclude each other."""
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from hardconcrete.cli.words import ManyValues, refuse_targets
+from hardconcrete.cli import refuse_targets
 from hardconcrete.errors import ArgumentError
 
 
@@ -29,15 +27,3 @@ def test_targets_that_are_none_or_one_of_both(
     targets: tuple[bool, float | None, float | None],
 ) -> None:
     assert refuse_targets(*targets) is None
-
-
-def test_a_list_takes_its_values_until_the_next_option() -> None:
-    app, seen = typer.Typer(), []
-
-    @app.command(cls=ManyValues)
-    def command(seeds: list[int] = typer.Option(...), name: str = "a") -> None:  # noqa: B008
-        seen.append((seeds, name))
-
-    result = CliRunner().invoke(app, ["--seeds", "1", "2", "--seeds", "3", "--name", "b"])
-    assert result.exit_code == 0, result.output
-    assert seen == [([1, 2, 3], "b")]

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import CompactionError
-from hardconcrete.paper.models import MLP
 
 
 def pixels_gated() -> hc.GatedModel:

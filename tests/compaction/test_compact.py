@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.compaction.graph_form import CompactedGraph
 from hardconcrete.errors import ArgumentError, CompactionError, TraceError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import (
     Averaged,
     Joined,

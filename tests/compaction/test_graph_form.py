@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.compaction.graph_form import CompactedGraph
+from hardconcrete.demo import MLP
 from hardconcrete.errors import CompactionError
-from hardconcrete.paper.models import MLP
 from tests.compaction.networks import Joined, Sized, TiedWords, at_random, gap, with_shut
 from tests.exactness import apart, outputs
 

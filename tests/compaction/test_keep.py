@@ -10,7 +10,7 @@ from torch import nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Joined, Maps, at_random, dense, gap
 from tests.exactness import apart, outputs
 from tests.zoo import GATED, Entry, gated_network

@@ -8,7 +8,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.compaction.plan import Cut, KeptUnits, Scale
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Maps, dense, gap, with_shut
 
 SHUT = {"conv1": [0, 4], "conv2": [1], "fc1": [2, 3, 6]}

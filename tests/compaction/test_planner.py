@@ -8,8 +8,8 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.compaction.plan import Cut, KeptUnits
 from hardconcrete.compaction.planner import make_plan
+from hardconcrete.demo import MLP
 from hardconcrete.gating import plain_copy
-from hardconcrete.paper.models import MLP
 from tests.compaction.networks import Joined, Maps, TiedWords, at_random, dense, gap, with_shut
 
 KEPT = tuple[int, ...]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.compaction import save_load as artifact
 from hardconcrete.compaction.graph_form import CompactedGraph
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
-from hardconcrete.paper.models import MLP
 from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random, dense, with_shut
 from tests.compaction.test_planner import Nested, nested
 

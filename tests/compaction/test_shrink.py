@@ -170,7 +170,7 @@ def train(gated: hc.GatedModel, optimizer: Optimizer, steps: int, seed: int) -> 
         shape = (6, *gated.example[0][0].shape[1:])
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
         y = torch.randint(3, (6,), generator=generator)
-        total = sum(group.all_units for group in gated.groups)
+        total = sum(group.dense_units for group in gated.groups)
         noise = torch.rand(total, generator=generator).clamp(0.01, 0.99)
         loss = F.cross_entropy(under(gated, x, noise), y)
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Times measured in tests are kept apart from the user's own."""
+"""Times measured in tests go into a cache of their own."""
 
 from pathlib import Path
 

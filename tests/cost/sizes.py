@@ -26,7 +26,7 @@ def total(call: Any) -> float:
 
 
 def times(calls: Sequence[Any], *_: object) -> list[float]:
-    """In place of ``clock._times``."""
+    """In place of ``clock._call_times``."""
     return [total(call) for call in calls]
 
 

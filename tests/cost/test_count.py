@@ -14,7 +14,7 @@ import hardconcrete as hc
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.count import readable_bytes
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 
 
 class Does(nn.Module):
@@ -196,7 +196,7 @@ def test_keyword_inputs() -> None:
         ),
     ],
 )
-def test_what_could_not_be_counted_is_named(
+def test_uncounted_operators_are_named(
     model: nn.Module, inputs: object, names: tuple[str, ...]
 ) -> None:
     result = count(model, inputs)
@@ -213,7 +213,7 @@ def test_an_lstm_is_counted_or_named_where_the_forward_needs_data() -> None:
         assert found.macs == count(nn.LSTM(8, 3), x).macs > 0
 
 
-def test_operators_of_others_are_named_until_they_have_a_formula() -> None:
+def test_custom_operators_are_named_until_they_have_a_formula() -> None:
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     @torch.library.custom_op("hardconcrete_test::twice", mutates_args=())
@@ -320,7 +320,7 @@ def test_nothing_changes(data: bool) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_all_is_put_back_after_an_error() -> None:
+def test_the_model_is_restored_after_an_error() -> None:
     model = needs_data(nn.Linear(4, 3)).train()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         count(model, torch.zeros(2, 5))
@@ -395,7 +395,7 @@ def test_on_a_gpu(name: str) -> None:
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
-def test_words() -> None:
+def test_the_text_of_a_count() -> None:
     result = Count(1234, 10**7, 4936, 12_000_000)
     words = "1,234 parameters, 10,000,000 MACs, 4.9 kB of weights, 12 MB of activations"
     assert str(result) == words
@@ -406,7 +406,7 @@ def test_words() -> None:
     ("size", "words"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (9_960, "10 kB"), (999_600, "1.0 MB")],
 )
-def test_bytes_in_words(size: int, words: str) -> None:
+def test_readable_bytes(size: int, words: str) -> None:
     assert readable_bytes(size) == words
 
 

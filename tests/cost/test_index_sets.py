@@ -6,7 +6,7 @@ from tests.compaction.networks import dense
 EXAMPLE = (torch.zeros(2, 4),), {}
 
 
-def test_an_axis_goes_with_its_units() -> None:
+def test_an_axis_shrinks_with_its_units() -> None:
     index_sets = IndexSets(dense(), EXAMPLE, {("2.weight", 1): torch.arange(6)})
     assert (
         index_sets.arriving["0.weight", 0]

@@ -1,4 +1,4 @@
-"""Costs by gates against the count of what compaction delivers, and against enumeration."""
+"""Costs of gates against the count of the compacted model, and against enumeration."""
 
 import copy
 import itertools
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.cost.ledger import KINDS, _either
+from hardconcrete.cost.ledger import KINDS, _any_probability
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import dense
 from tests.exactness import at_random
 from tests.zoo import GATED, Entry, gated_network
@@ -49,7 +50,7 @@ def decide(gated: hc.GatedModel, seed: int, share: float = 0.5) -> None:
 @pytest.mark.unwatched
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
-def test_the_zoo_costs_what_its_compacted_models_do(entry: Entry) -> None:
+def test_costs_of_the_zoo_equal_those_of_its_compacted_models(entry: Entry) -> None:
     gated = at_random(gated_network(entry))
     dense_count = hc.count(copy.deepcopy(entry.build()), *gated.example)
     assert gated.ledger.dense.tolist() == [getattr(dense_count, kind) for kind in KINDS]
@@ -69,8 +70,8 @@ def assert_decided_costs(gated: hc.GatedModel, seed: int) -> None:
 @pytest.mark.unwatched
 @pytest.mark.filterwarnings("ignore:.*_flat_weights")
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
-def test_the_zoo_with_whole_groups_shut(entry: Entry) -> None:
-    """A group that is shut takes along what only it reads or makes, and each keeps a unit."""
+def test_the_zoo_with_whole_groups_closed(entry: Entry) -> None:
+    """A closed group removes what only it reads or makes, and each group keeps a unit."""
     gated = gated_network(entry)
     for shut in range(min(len(gated.groups), 3)):
         decide(gated, shut, 0.8)
@@ -124,7 +125,7 @@ def test_nested_gates_against_all_their_states_by_hand() -> None:
 
 @pytest.mark.parametrize("log_alpha", [0.0, -2.0, -4.0, -30.0])
 def test_nested_gates_against_all_their_states(log_alpha: float) -> None:
-    """Groups of two are often left with nothing, and take others along: 16,384 states."""
+    """Groups of two are often empty, and remove others: 16,384 states."""
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     nn.init.normal_(gated.gates.log_alpha, log_alpha)
     states, weights = states_of(gated)
@@ -132,8 +133,8 @@ def test_nested_gates_against_all_their_states(log_alpha: float) -> None:
     assert expected(gated)[:2] == pytest.approx(mean[:2].tolist(), rel=1e-12)
 
 
-def test_gradients_where_groups_are_often_left_with_nothing() -> None:
-    """Of the mean, what an empty group takes along included."""
+def test_gradients_where_groups_are_often_empty() -> None:
+    """Gradients of the mean, with what an empty group removes."""
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     nn.init.normal_(gated.gates.log_alpha, -2.0)
     ledger, p = gated.ledger, gated.gates.distribution().open_probability.detach().double()
@@ -143,7 +144,7 @@ def test_gradients_where_groups_are_often_left_with_nothing() -> None:
         assert slopes[:2, gate].tolist() == pytest.approx((both[:2] / 2e-4).tolist(), rel=1e-6)
 
 
-def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
+def test_the_count_by_hand_equals_the_delivered_cost() -> None:
     gated = hc.attach_gates(Tiny(), torch.randn(2, 1, 5, 5), sites=PAPER)
     for seed in range(10):
         decide(gated, seed, 0.7)
@@ -154,8 +155,8 @@ def test_what_is_counted_by_hand_is_what_is_delivered() -> None:
 
 @pytest.mark.unwatched
 @pytest.mark.parametrize("log_alpha", [-8.0, -10.0, -15.0, -20.0])
-def test_a_group_that_is_all_but_shut(log_alpha: float) -> None:
-    """Its last unit stays, and what it read goes along: LeNet-5's 50 maps."""
+def test_a_group_that_is_almost_closed(log_alpha: float) -> None:
+    """Its last unit stays, and what only it read is removed: LeNet-5's 50 maps."""
     gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28))
     gated.gates.log_alpha.data.fill_(20.0)[gated.groups[1].slice] = log_alpha
     p = gated.gates.distribution().open_probability.detach()
@@ -166,7 +167,7 @@ def test_a_group_that_is_all_but_shut(log_alpha: float) -> None:
     assert gated.ledger.cost(p).tolist() == pytest.approx(mean.tolist(), rel=0.1)
 
 
-def test_what_a_budget_pays_is_near_the_mean() -> None:
+def test_the_cost_of_a_budget_is_near_the_mean() -> None:
     """By the numbers that docs/budgets.md gives; not near in a deep network of tiny layers."""
     for width, p, above in ((3, 0.5, 0.047), (20, 0.3, 0.0006)):
         layers = nn.Linear(40, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
@@ -179,7 +180,7 @@ def test_what_a_budget_pays_is_near_the_mean() -> None:
 
 
 def chain(layers: int, units: int) -> hc.GatedModel:
-    """A group in every layer, each of which takes all others along."""
+    """A group in every layer; each one that is empty removes all others."""
     parts = [nn.Linear(units, units) for _ in range(layers)]
     return hc.attach_gates(nn.Sequential(*parts, nn.Linear(units, 2)), torch.zeros(1, units))
 
@@ -199,7 +200,7 @@ def test_draws_of_a_chain_cost_the_mean(layers: int, tolerance: float) -> None:
 
 @pytest.mark.unwatched
 @pytest.mark.parametrize("shut", [0, 69])
-def test_a_long_chain_of_which_one_group_is_shut(shut: int) -> None:
+def test_a_long_chain_with_one_closed_group(shut: int) -> None:
     gated = chain(70, 3)
     decide(gated, 0, 1.0)
     gated.gates.log_alpha.data[gated.groups[shut].slice] = -90.0
@@ -246,7 +247,7 @@ def test_draws_of_nested_gates_cost_the_mean(lenet: hc.GatedModel) -> None:
 @pytest.mark.unwatched
 @pytest.mark.parametrize("entry", GATED, ids=[entry.name for entry in GATED])
 def test_draws_of_the_zoo_cost_the_mean(entry: Entry) -> None:
-    """Also of gates so far shut that groups are often left with nothing."""
+    """Also for gates that are open so rarely that groups are often empty."""
     gated = gated_network(entry)
     for log_alpha in (0.0, -3.0, -5.0):
         assert_draws_cost_the_mean(gated, 400, log_alpha)
@@ -277,7 +278,7 @@ def test_pixels_are_selected() -> None:
 
 
 class Branch(nn.Module):
-    """Units without gates inside a branch that gated ones can shut."""
+    """Units without gates inside a branch that gated units can close."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +292,7 @@ class Branch(nn.Module):
 
 
 @pytest.mark.parametrize("sites", [["c:out"], ["fc:in"], ["c:out", "fc:in"], ["a:out", "c:out"]])
-def test_a_branch_that_is_shut_takes_its_inner_units_along(sites: list[str]) -> None:
+def test_a_closed_branch_removes_its_inner_units(sites: list[str]) -> None:
     gated = hc.attach_gates(Branch(), torch.randn(2, 3, 2, 2), sites=sites)
     for seed in range(8):
         drawn = torch.rand(len(gated.gates.log_alpha), generator=torch.manual_seed(seed))
@@ -356,7 +357,7 @@ class Transposed(nn.Module):
         (Transposed, ["tied:in", "tied:out", "out:in", "one:in"]),
     ],
 )
-def test_units_that_several_layers_read_go_one_by_one(
+def test_units_that_several_layers_read_are_removed_one_by_one(
     network: type[nn.Module], sites: str | list[str]
 ) -> None:
     assert_drawn_states_cost_what_is_counted(network, sites)
@@ -397,7 +398,7 @@ def test_means_where_several_layers_read_a_unit(
     [["2:in", "4:in", "4:out"], ["0:out", "2:out", "4:out"], ["0:in", "0:out", "2:in", "2:out"]],
 )
 def test_means_where_outputs_and_inputs_are_gated(sites: list[str], log_alpha: float) -> None:
-    """Nothing that a layer without outputs takes along makes that any likelier."""
+    """The units that a layer without outputs removes do not make that more likely."""
     layers = nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 4), sites=sites)
     nn.init.normal_(gated.gates.log_alpha, log_alpha)
@@ -414,7 +415,7 @@ def test_units_that_are_not_gated_stay() -> None:
     assert gated.delivered("params") > 5 * 6
 
 
-def test_single_weights_save_nothing_but_their_group_size() -> None:
+def test_single_weights_save_only_their_group_size() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:each"])
     gated.gates.log_alpha.data.view(-1, 6)[0] = -90.0  # every unit is still read
     assert expected(gated) == gated.ledger.dense.tolist() == delivered(gated) == counted(gated)
@@ -434,7 +435,7 @@ def test_single_weights_save_nothing_but_their_group_size() -> None:
         (Apart, ["b:each", "c:in", "d:each"]),
     ],
 )
-def test_a_unit_goes_with_its_last_single_weight(
+def test_a_unit_is_removed_with_its_last_single_weight(
     network: type[nn.Module], sites: list[str]
 ) -> None:
     assert_drawn_states_cost_what_is_counted(network, sites)
@@ -462,7 +463,7 @@ def test_group_sizes_are_the_paper_s(lenet: hc.GatedModel) -> None:
     assert lenet.delivered("group_size").item() == 20 * 26 + 50 * 501 + 800 * 500 + 500 * 10
 
 
-def test_gradients_are_those_of_differences(lenet: hc.GatedModel) -> None:
+def test_gradients_equal_finite_differences(lenet: hc.GatedModel) -> None:
     p = torch.rand(len(lenet.gates.log_alpha), dtype=torch.float64, requires_grad=True)
     total = lenet.ledger.mean(p)
     for kind in range(len(KINDS)):
@@ -483,7 +484,7 @@ def test_gradients_are_finite_at_the_ends(lenet: hc.GatedModel) -> None:
             assert slope.isfinite().all()
 
 
-def test_float64_whatever_the_model_is() -> None:
+def test_costs_are_float64_for_any_model() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4), droprate=0.5)
     before = expected(gated)
     gated = gated.to(torch.bfloat16)
@@ -507,7 +508,7 @@ def test_costs_move_with_the_model() -> None:
 
 
 @pytest.mark.parametrize("sites", ["auto", ["b:in", "c:in"], ["a:out", "b:each", "c:in"]])
-def test_no_cost_waits_for_the_device(sites: str | list[str]) -> None:
+def test_costs_do_not_synchronize_with_the_device(sites: str | list[str]) -> None:
     """Tensors without numbers do: a CUDA graph can be captured."""
     gated = hc.attach_gates(Apart(), torch.randn(2, 3, 2, 2), sites=sites)
     ledger = gated.ledger.to(torch.device("meta"))
@@ -523,7 +524,7 @@ def test_costs_compile_into_one_graph(lenet: hc.GatedModel) -> None:
     assert function("macs").item() == lenet.delivered("macs").item()
 
 
-def test_costs_are_asked_for_before_compiling() -> None:
+def test_costs_can_be_computed_before_compiling() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
     with pytest.raises(Exception, match="ask once before compiling") as caught:
         torch.compile(gated.expected, fullgraph=True, backend="eager")("macs")
@@ -546,24 +547,24 @@ def test_the_summary_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith(f"params: {share:.1%} expected, 100.0% delivered, of ")
 
 
-def test_gates_that_are_gone_count_as_shut() -> None:
+def test_removed_gates_count_as_closed() -> None:
     gated = hc.attach_gates(LeNet5(), torch.zeros(1, 1, 28, 28), sites=PAPER)
     probability = torch.rand(1370, dtype=torch.float64)
     kept = torch.arange(0, 1370, 3)
-    told = gated.ledger.among(kept, 1370)
+    remaining = gated.ledger.for_remaining(kept, 1370)
     among = torch.zeros(1370, dtype=torch.float64).index_copy(0, kept, probability[kept])
-    assert torch.equal(told.cost(probability[kept]), gated.ledger.cost(among))
-    assert told.to(torch.device("cpu")).told is not None
+    assert torch.equal(remaining.cost(probability[kept]), gated.ledger.cost(among))
+    assert remaining.to(torch.device("cpu")).remaining_positions is not None
 
 
 @pytest.mark.parametrize(
     "values",
     [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0, 0.3], [1e-18, 1e-18], [0.2, 0.5, 0.9, 1.0], [0.3] * 40],
 )
-def test_either_is_exact_and_has_slopes_at_its_ends(values: list[float]) -> None:
+def test_any_probability_is_exact_and_has_gradients_at_0_and_1(values: list[float]) -> None:
     lacking = [1 - Fraction(value) for value in values]
     at = torch.tensor(values, dtype=torch.float64, requires_grad=True)
-    found = _either(at)
+    found = _any_probability(at)
     assert found.item() == pytest.approx(float(1 - math.prod(lacking)), rel=1e-14, abs=0)
     (slopes,) = torch.autograd.grad(found, at)
     others = [math.prod(lacking[:k] + lacking[k + 1 :]) for k in range(len(values))]

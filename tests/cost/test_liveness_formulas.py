@@ -1,19 +1,21 @@
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.cost.liveness_formulas import Aliveness, together
+from hardconcrete.cost.liveness_formulas import LivenessFormulas, together
 from hardconcrete.graph.propagate import propagate
 from hardconcrete.graph.trace import trace
 from hardconcrete.units.relations import Relations
 from tests.compaction.networks import dense
 
 
-def aliveness(model: nn.Module, gates: dict[tuple[str, int], list[int]]) -> Aliveness:
+def aliveness(model: nn.Module, gates: dict[tuple[str, int], list[int]]) -> LivenessFormulas:
     relations = Relations(propagate(trace(model, (torch.randn(2, 4),)), model))
-    return Aliveness(relations, {place: torch.tensor(index) for place, index in gates.items()})
+    return LivenessFormulas(
+        relations, {place: torch.tensor(index) for place, index in gates.items()}
+    )
 
 
-def needs(alive: Aliveness, place: tuple[str, int]) -> list[list[list[int]]]:
+def needs(alive: LivenessFormulas, place: tuple[str, int]) -> list[list[list[int]]]:
     """The gates of the clauses, which count in any case."""
     formulas = alive.indices(place)
     assert not any(at for formula in formulas for clause in formula for _, at in clause)

@@ -1,4 +1,4 @@
-"""Slow, obviously right answers to compare with."""
+"""Slow reference implementations."""
 
 import math
 from collections.abc import Callable

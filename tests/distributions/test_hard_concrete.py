@@ -28,7 +28,7 @@ def number(value: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("log_alpha", [-16.0, -20.0, -40.0, -80.0])
-def test_the_mean_of_a_gate_that_is_hardly_ever_open(log_alpha: float, dtype: torch.dtype) -> None:
+def test_the_mean_of_a_gate_that_is_almost_never_open(log_alpha: float, dtype: torch.dtype) -> None:
     """There 1 - Q(s) is alpha times the odds of s, and no digit may be lost."""
     odds = integral(lambda s: ((1.1 - s) / (s + 0.1)) ** (2 / 3))
     z = hc.HardConcrete(torch.tensor(log_alpha, dtype=dtype))
@@ -84,7 +84,7 @@ def test_a_million_samples() -> None:
         assert_average((samples <= value).double(), z.cdf(number(value)))
 
 
-def test_the_general_recipe_gives_the_same_gate() -> None:
+def test_rectified_gives_the_same_gate() -> None:
     """The closed forms against Rectified applied to torch's own stretched concrete."""
     log_alpha = torch.linspace(-5, 5, 11).double()
     z = hc.HardConcrete(log_alpha, 0.6)
@@ -277,7 +277,7 @@ def test_vmap_over_gates() -> None:
     torch.testing.assert_close(torch.vmap(both)(log_alpha), both(log_alpha))
 
 
-def test_a_gate_with_a_given_probability_of_opening() -> None:
+def test_a_gate_with_a_given_probability_to_be_open() -> None:
     wanted = torch.tensor([0.1, 0.5, 0.999])
     z = hc.HardConcrete.with_open_probability(wanted, 0.5, low=-0.3)
     torch.testing.assert_close(z.open_probability, wanted)

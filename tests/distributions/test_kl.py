@@ -147,12 +147,12 @@ def test_narrow_and_distant_pairs(q: Normal, p: Normal, expected: float | None) 
     assert value == pytest.approx(expected, rel=1e-4)
 
 
-def test_an_improbable_prior_is_far_but_not_infinitely() -> None:
+def test_an_improbable_prior_has_a_finite_divergence() -> None:
     value = kl_divergence(hc.HardConcrete(0.0), hc.Rectified(Normal(-5.0, 1.0)))
     assert value.item() == pytest.approx(13.305, abs=1e-2)
 
 
-def test_a_prior_without_the_support_is_infinitely_far() -> None:
+def test_a_prior_without_the_support_has_infinite_divergence() -> None:
     inside = hc.Rectified(Uniform(number(0.2), number(0.7)))
     reaching = hc.Rectified(Uniform(number(-0.5), number(1.5)))
     assert kl_divergence(reaching, inside) == math.inf

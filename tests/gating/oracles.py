@@ -26,9 +26,9 @@ def by_hand(plain: nn.Module, gated: hc.GatedModel, z: Tensor, *inputs: Any) -> 
     """What ``plain`` gives when its weights are multiplied by hand, without the library."""
     weights = dict(plain.named_parameters())
     for group in gated.groups:
-        for axis in group.axes:
+        for axis in group.gated:
             own = z[group.start : group.start + group.units]
-            weights[axis.parameter] = multiplied(weights[axis.parameter], axis.dim, own)
+            weights[axis.tensor] = multiplied(weights[axis.tensor], axis.dim, own)
     return functional_call(plain, weights, inputs)
 
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import GateError
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.gating.networks import Net
 from tests.gating.oracles import (
     Products,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.paper.models import MLP
 from tests.gating.networks import Net, Scale, Temperature
 from tests.gating.oracles import anatomy, by_hand, next_draw, unchanged
 from tests.graph.test_model_state import Counter

@@ -58,13 +58,13 @@ def by_hand(plain: nn.Module, gated: hc.GatedModel, z: Tensor, x: Tensor) -> Ten
     weights = dict(plain.named_parameters())
     for group in gated.groups:
         own = z[group.slice]
-        for axis in group.axes:
-            columns = weights[axis.parameter].unbind(axis.dim)
-            units = range(len(columns)) if axis.units is None else axis.units.tolist()
+        for axis in group.gated:
+            columns = weights[axis.tensor].unbind(axis.dim)
+            units = axis.units.tolist()
             scaled = [
                 c * own[u].to(c.dtype) if u >= 0 else c for c, u in zip(columns, units, strict=True)
             ]
-            weights[axis.parameter] = torch.stack(scaled, axis.dim)
+            weights[axis.tensor] = torch.stack(scaled, axis.dim)
     return functional_call(plain, weights, (x,))
 
 
@@ -83,13 +83,13 @@ def network(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
 
 def test_which_gate_each_index_has() -> None:
     flat = hc.attach_gates(Flat(), IMAGES)
-    assert [(g.name, g.units, g.parameters) for g in flat.groups] == [
+    assert [(g.name, g.units, g.gated_parameters) for g in flat.groups] == [
         ("conv", 50, ("fc1.weight",)), ("fc1", 6, ("fc2.weight",)),
     ]  # fmt: skip
-    assert flat.groups[0].axes[0].units.tolist() == [k for k in range(50) for _ in range(16)]
-    assert flat.groups[1].axes[0].units is None
+    assert flat.groups[0].gated[0].units.tolist() == [k for k in range(50) for _ in range(16)]
+    assert flat.groups[1].gated[0].is_one_to_one
     joined = hc.attach_gates(Joined(), ROWS)
-    left, right = (group.axes[0].units.tolist() for group in joined.groups)
+    left, right = (group.gated[0].units.tolist() for group in joined.groups)
     assert left == [0, 1, 2, 3, 4, 5] + [-1] * 9
     assert right == [-1] * 10 + [0, 1, 2, 3, 4]
 
@@ -172,16 +172,16 @@ def test_the_l2_term_is_that_of_the_gated_weights(name: str) -> None:
     gated = spread(hc.attach_gates(make(), x))
     expected = torch.zeros(())
     parameters = dict(gated.model.named_parameters())
-    gateless = {n: torch.ones_like(parameters[n]) for g in gated.groups for n in g.parameters}
+    gateless = {n: torch.ones_like(parameters[n]) for g in gated.groups for n in g.gated_parameters}
     for group in gated.groups:
         p = gated.open_probability()[group.name]
-        for axis in group.axes:
-            weight = parameters[axis.parameter].detach()
+        for axis in group.gated:
+            weight = parameters[axis.tensor].detach()
             for index, column in enumerate(weight.unbind(axis.dim)):
-                unit = index if axis.units is None else int(axis.units[index])
+                unit = int(axis.units[index])
                 if unit >= 0:
                     expected = expected + 0.5 * 0.3 * p[unit] * column.square().sum()
-                    gateless[axis.parameter].select(axis.dim, index).zero_()
+                    gateless[axis.tensor].select(axis.dim, index).zero_()
     for own, mask in gateless.items():
         expected = expected + 0.5 * 0.3 * (mask * parameters[own].detach().square()).sum()
     penalty = hc.L0Penalty(gated, 0.0, weight_decay=0.3)()
@@ -191,7 +191,7 @@ def test_the_l2_term_is_that_of_the_gated_weights(name: str) -> None:
     )
     assert (gates > 0).all()
     decayed = [bool(w.any()) for w in weights]
-    names = {name for group in gated.groups for name in group.parameters}
+    names = {name for group in gated.groups for name in group.gated_parameters}
     assert decayed == [name in names for name, _ in gated.model.named_parameters()]
 
 

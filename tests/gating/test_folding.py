@@ -4,27 +4,15 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.gating.folding import along, fold, masks
-from hardconcrete.gating.groups import GateAxis
+from hardconcrete.gating.folding import fold, gate_masks
 from tests.compaction.networks import dense
 from tests.exactness import at_random
-
-
-def test_gates_spread_over_a_parameter() -> None:
-    own, weight = torch.tensor([2.0, 3.0]), torch.zeros(2, 4)
-    assert along(GateAxis("w", 0), own, weight)[:, 0].tolist() == [2, 3]
-    units = torch.tensor([1, -1, 0, 1])
-    assert along(GateAxis("w", 1, units), own, weight)[0].tolist() == [3, 1, 2, 3]
-    assert along(GateAxis("w", None), torch.arange(8.0), weight).tolist() == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-    ]
 
 
 def test_masks_multiply_where_gates_are_nested() -> None:
     gated = at_random(hc.attach_gates(dense(), torch.randn(3, 4), sites=["2:in", "2:out"]))
     values = gated.gate_values()
-    found = masks(gated, gated.model, gated.gates.readout())
+    found = gate_masks(gated, gated.model, gated.gates.readout())
     assert found.keys() == {"2.weight", "2.bias"}
     torch.testing.assert_close(found["2.weight"], torch.outer(values["2:out"], values["2:in"]))
 

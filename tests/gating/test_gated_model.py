@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.paper.models import MLP
 from tests.distributions.oracles import assert_average
 from tests.gating import workers
 from tests.gating.networks import Net, Temperature

@@ -3,14 +3,17 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import SiteError
-from hardconcrete.gating.groups import Group, in_bank, per_group, site_groups
+from hardconcrete.gating.groups import per_group, site_groups
 from hardconcrete.gating.sites import named_sites
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete.units import Group
+from hardconcrete.units.group import in_order
+from hardconcrete_paper.models import LeNet5
 
 
 def groups_of(model: nn.Module, *sites: hc.Site | str) -> tuple[Group, ...]:
-    return in_bank(site_groups(model, named_sites(model, sites)))
+    return in_order(site_groups(model, named_sites(model, sites)))
 
 
 def test_groups_of_the_mlp() -> None:
@@ -53,8 +56,8 @@ def test_squared_norms(site: hc.Site | str) -> None:
     assert found.shape == (group.units,)
     for unit in range(group.units):
         total = 0.0
-        for axis in group.axes:
-            tensor = model.get_parameter(axis.parameter).detach()
+        for axis in group.gated:
+            tensor = model.get_parameter(axis.tensor).detach()
             if axis.dim is None:
                 total += tensor.flatten()[unit].item() ** 2
             else:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.gating.groups import in_bank
 from hardconcrete.gating.placement import put_gates_on
+from hardconcrete.units.group import in_order
 
 
 def test_tables_are_made_anew_and_gates_multiply_what_is_left() -> None:
@@ -17,7 +17,7 @@ def test_tables_are_made_anew_and_gates_multiply_what_is_left() -> None:
     (group,), bank = gated.groups, gated.gates
     model = hc.remove_gates(gated)
     units = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    smaller = in_bank([replace(group, axes=(replace(group.axes[0], units=units),), units=2)])
+    smaller = in_order([replace(group, axes=(replace(group.gated[0], units=units),), units=2)])
     layers[2].weight.data = torch.ones(2, 8)
     bank.log_alpha.data = torch.tensor([-9.0, 9.0])
     put_gates_on(model, smaller, bank)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hardconcrete as hc
-from hardconcrete.paper.datasets import load_digits
+from hardconcrete.demo.data import load_digits
 
 
 class Digits(nn.Module):

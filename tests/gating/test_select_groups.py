@@ -5,7 +5,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.select_groups import Patterns
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.gating.networks import Net
 from tests.gating.oracles import unchanged
 
@@ -21,11 +21,11 @@ def attached(**settings: object) -> hc.GatedModel:
 
 
 @pytest.fixture(scope="module")
-def found() -> hc.Structure:
+def found() -> hc.Analysis:
     return hc.find_groups(LeNet5(), X)
 
 
-def test_every_group_that_is_found_gets_gates(found: hc.Structure) -> None:
+def test_every_group_that_is_found_gets_gates(found: hc.Analysis) -> None:
     gated = attached()
     assert names(gated) == list(found.names) == ["conv1", "conv2", "fc1"]
     assert [group.units for group in gated.groups] == [20, 50, 500]
@@ -43,9 +43,9 @@ def test_every_group_that_is_found_gets_gates(found: hc.Structure) -> None:
         ("conv*", ["conv1"], ["conv2"]),
     ],
 )
-def test_patterns(found: hc.Structure, include: object, exclude: object, left: list[str]) -> None:
+def test_patterns(found: hc.Analysis, include: object, exclude: object, left: list[str]) -> None:
     patterns = Patterns.of(include, exclude)  # type: ignore[arg-type]
-    assert [group.name for group in patterns.chosen(found)] == left
+    assert [group.name for group in patterns.matching(found)] == left
 
 
 def test_patterns_choose_what_is_gated() -> None:

@@ -1,6 +1,5 @@
 """What child processes run; they import this module by its name."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hardconcrete as hc
 from tests.gating.networks import Net
+from tests.processes import join_pair
 
 LAM, DECAY = 0.01, 0.1
 
@@ -45,14 +45,7 @@ def loss_of_rank(gated: torch.nn.Module, penalty: hc.L0Penalty, rank: int) -> to
 
 def distributed_gradients(rank: int, folder: Path) -> None:
     """Two steps of data parallel training on one of two processes; answers with the gradients."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+    join_pair(rank, folder)
     gated = make_gated()
     penalty = hc.L0Penalty(gated, LAM, weight_decay=DECAY)
     parallel = DistributedDataParallel(gated)

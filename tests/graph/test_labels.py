@@ -7,7 +7,7 @@ def reason(text: str) -> Reason:
     return Reason(text, "block.fc", "softmax")
 
 
-def test_fresh_labels_are_alone() -> None:
+def test_new_labels_are_separate() -> None:
     labels = Labels()
     first, second = labels.fresh(3), labels.fresh(2000)
     assert len({*first.tolist(), *second.tolist()}) == 2003
@@ -35,7 +35,7 @@ def test_shapes_broadcast() -> None:
     assert labels.find(table).tolist() == [[0] * 4, [4] * 4, [8] * 4]
 
 
-def test_the_first_reason_is_kept_for_all_that_become_one() -> None:
+def test_united_labels_keep_their_first_reason() -> None:
     labels = Labels()
     a, b, c = labels.fresh(2), labels.fresh(2), labels.fresh(2)
     labels.fix(b, reason("first"))
@@ -45,13 +45,13 @@ def test_the_first_reason_is_kept_for_all_that_become_one() -> None:
     assert not {*c.tolist()} & labels.why_fixed().keys()
 
 
-def test_what_is_disturbed_stays_so_when_united() -> None:
+def test_lost_zeros_survive_a_union() -> None:
     labels = Labels()
     a, b = labels.fresh(2), labels.fresh(2)
-    labels.disturb(b[1:])
-    assert labels.disturbed() == {3}
+    labels.mark_zero_lost(b[1:])
+    assert labels.zero_lost() == {3}
     labels.unite(a, b)
-    assert labels.disturbed() == {1}
+    assert labels.zero_lost() == {1}
 
 
 def test_a_reason_names_operator_and_module() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hardconcrete.graph.model_state import (
     buffers_kept,
-    copied,
+    detached_copy,
     in_mode,
     no_fast_path,
     random_state_kept,
@@ -14,7 +14,7 @@ from hardconcrete.graph.model_state import (
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_every_module_gets_its_own_mode_back(training: bool) -> None:
+def test_each_module_gets_its_mode_back(training: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Dropout()).train()
     model[1].eval()
     with in_mode(model, training):
@@ -40,7 +40,7 @@ class Counter(nn.Module):
         return self.layer(x)
 
 
-def test_buffers_are_what_they_were() -> None:
+def test_buffers_are_restored() -> None:
     model = Counter()
     before = [model.written, model.replaced]
     with buffers_kept(model):
@@ -53,7 +53,7 @@ def test_buffers_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_buffers_are_what_they_were(layout: torch.layout) -> None:
+def test_sparse_buffers_are_restored(layout: torch.layout) -> None:
     model = nn.Module()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls some of them a beta
@@ -64,7 +64,7 @@ def test_sparse_buffers_are_what_they_were(layout: torch.layout) -> None:
     assert torch.equal(model.edges.to_dense(), torch.eye(3))
 
 
-def test_the_fast_path_comes_back() -> None:
+def test_the_fast_path_is_restored() -> None:
     with no_fast_path():
         assert not torch.backends.mha.get_fastpath_enabled()
     with pytest.raises(ZeroDivisionError), no_fast_path():
@@ -72,17 +72,17 @@ def test_the_fast_path_comes_back() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_whoever_draws_next_sees_the_random_state_as_it_was() -> None:
+def test_the_random_state_is_restored() -> None:
     before = torch.get_rng_state()
     with random_state_kept():
         torch.randn(3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_copy_of_a_model_that_keeps_its_last_output() -> None:
+def test_a_copy_of_a_model_that_stores_its_last_output() -> None:
     layer = nn.Linear(2, 2)
     layer.last = layer(torch.ones(1, 2))  # type: ignore[assignment]
-    copy = copied(layer)
+    copy = detached_copy(layer)
     assert torch.equal(copy.last, layer.last)  # type: ignore[arg-type]
     assert not copy.last.requires_grad  # type: ignore[union-attr]
     assert copy.weight is not layer.weight

@@ -1,4 +1,4 @@
-"""Labels carried through whole graphs: blocks within the graph, names, shapes of the data."""
+"""Labels through whole graphs: inner graphs, names, and shapes that depend on data."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def counted(model: nn.Module, *args: object, **kwargs: object) -> dict[str, int]
     return {group.name: group.units for group in hc.find_groups(model, args, kwargs)}
 
 
-def test_blocks_within_the_graph_are_followed() -> None:
+def test_labels_pass_through_inner_graphs() -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = net.first(x).relu()
@@ -27,7 +27,7 @@ def test_blocks_within_the_graph_are_followed() -> None:
     assert counted(Network(forward, **layers), torch.randn(2, 6)) == {"first": 12, "second": 8}
 
 
-def test_branches_of_a_condition_are_unknown_and_named() -> None:
+def test_branches_of_a_condition_are_fixed_and_named() -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         h = torch.cond(x.sum() > 0, lambda h: h.relu(), lambda h: h.tanh(), (net.first(x),))
         return net.third(net.second(h).relu())
@@ -38,7 +38,7 @@ def test_branches_of_a_condition_are_unknown_and_named() -> None:
     assert "first: 12 fixed: this operator has no rule (cond" in str(found)
 
 
-def test_an_unknown_operator_fixes_only_its_own_units() -> None:
+def test_an_unknown_operator_fixes_only_the_units_of_its_arguments() -> None:
     model = dense(lambda net, h: net.fc(torch.linalg.svdvals(h)).relu(), 12, 9, fc=nn.Linear(2, 9))
     found = hc.find_groups(model, torch.randn(2, 2, 6))
     assert {group.name: group.units for group in found} == {"fc": 9}
@@ -46,21 +46,21 @@ def test_an_unknown_operator_fixes_only_its_own_units() -> None:
     assert (reason.text, reason.operator) == ("this operator has no rule", "linalg_svdvals")
 
 
-def test_sizes_that_the_data_decide() -> None:
-    """Rows chosen by a mask: their number is unknown, their units are not."""
+def test_sizes_that_depend_on_data() -> None:
+    """Rows chosen by a mask: their number is unknown, but their units are labelled."""
     layers = {"inp": nn.Linear(6, 12), "out": nn.Linear(12, 4)}
     model = Network(lambda net, x: net.out(net.inp(x)[x[:, 0] > 0].relu()), **layers)
     assert counted(model, torch.randn(4, 6)) == {"inp": 12}
 
 
-def test_constants_of_the_forward_are_rigid_and_buffers_are_not() -> None:
+def test_constants_of_the_forward_cannot_shrink_and_buffers_can() -> None:
     fixed = torch.randn(12)
     assert counted(dense(lambda _, h: h * fixed), torch.randn(2, 6)) == {}
     model = dense(lambda net, h: h * net.scale, scale=fixed)
     assert counted(model, torch.randn(2, 6)) == {"inp": 12}
 
 
-def test_what_a_forward_writes_into_a_buffer_is_cut_with_it() -> None:
+def test_values_written_into_a_buffer_are_cut_with_it() -> None:
     def forward(net: nn.Module, h: Tensor) -> Tensor:
         net.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
         return h - net.mean
@@ -73,7 +73,7 @@ def test_what_a_forward_writes_into_a_buffer_is_cut_with_it() -> None:
     ]
 
 
-def test_tied_tensors_have_the_first_of_their_names() -> None:
+def test_shared_tensors_have_their_first_name() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     assert first_names(model)["1.weight"] == "0.weight"
@@ -91,8 +91,8 @@ def test_operators_by_name_and_module() -> None:
     assert [path for path in paths if path] == ["0", "1.0"]
 
 
-def test_no_tensor_is_left_with_units_over_two_dimensions() -> None:
-    """48 places as [6, 8]: whole columns of 6 live or die as one, and nothing finer."""
+def test_every_tensor_can_be_sliced_along_one_dimension() -> None:
+    """48 places as [6, 8]: only whole columns of 6 can be removed."""
     layers = {"inp": nn.Linear(6, 48), "out": nn.Linear(48, 4)}
     model = Network(
         lambda net, x: net.out(net.inp(x).view(-1, 6, 8).relu().transpose(1, 2).flatten(1)),

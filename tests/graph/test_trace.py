@@ -1,4 +1,4 @@
-"""A trace changes nothing in the model, and says in words what it cannot follow."""
+"""A trace does not change the model, and explains what it cannot trace."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import TraceError
-from hardconcrete.graph.trace import as_args, at_least_two, trace
+from hardconcrete.graph.trace import as_args, at_least_two_examples, trace
 from tests.zoo import REFUSED
 
 
@@ -69,14 +69,14 @@ def test_modes_come_back_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("name", "build", "inputs", "words"), REFUSED, ids=lambda v: str(v)[:12])
-def test_refusals_have_words(name: str, build, inputs, words: str) -> None:
+def test_trace_errors_explain_the_cause(name: str, build, inputs, words: str) -> None:
     args, kwargs = inputs(2)
     with pytest.raises(TraceError, match=r"cannot be traced by torch\.export") as refused:
         hc.find_groups(build(), args, kwargs)
     assert words in str(refused.value).lower(), name
 
 
-def test_what_decides_by_its_data_is_told_what_to_do() -> None:
+def test_a_forward_that_depends_on_data_gets_advice() -> None:
     _, build, inputs, _ = REFUSED[0]
     with pytest.raises(TraceError, match=r"use torch\.where or torch\.cond"):
         hc.find_groups(build(), *inputs(2))
@@ -104,20 +104,22 @@ def test_the_graph_runs_at_another_batch_size_on_the_models_parameters() -> None
     assert torch.equal(graph(x), model(x))
 
 
-def test_inputs_alone_or_in_a_tuple_or_list() -> None:
+def test_a_single_input_or_a_tuple_or_list() -> None:
     x = torch.zeros(2)
     assert as_args(x)[0] is as_args((x,))[0] is as_args([x])[0] is x
 
 
 def test_single_examples_are_doubled_and_others_are_not() -> None:
-    one = at_least_two(((torch.zeros(1, 6),), {"b": torch.zeros(1), "n": 3, "s": torch.tensor(2)}))
+    one = at_least_two_examples(
+        ((torch.zeros(1, 6),), {"b": torch.zeros(1), "n": 3, "s": torch.tensor(2)})
+    )
     assert one[0][0].shape == (2, 6)
     assert (one[1]["b"].shape, one[1]["n"], one[1]["s"].shape) == ((2,), 3, ())
-    assert at_least_two(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
+    assert at_least_two_examples(((torch.zeros(3, 6), torch.zeros(1)), {}))[0][1].shape == (1,)
 
 
 @pytest.mark.skipif(not hasattr(fx.config, "do_not_emit_stack_traces"), reason="an older torch")
-def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was(
+def test_tracing_stores_no_tracebacks_and_restores_the_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for before in (False, True):
@@ -128,7 +130,7 @@ def test_no_time_goes_into_tracebacks_and_the_switch_is_as_it_was(
 
 
 class Cache:
-    """As a language model returns it: an object that torch.export does not know."""
+    """An output like that of a language model, which torch.export does not support."""
 
     __slots__ = ("layers", "seen")
 
@@ -162,7 +164,7 @@ def test_a_model_that_returns_an_unknown_object_is_pruned() -> None:
     assert type(small(batches[0])["cache"]) is Cache
 
 
-def test_a_graph_that_stands_for_the_model_returns_no_unknown_object() -> None:
+def test_a_graph_that_replaces_the_model_returns_no_unknown_object() -> None:
     with pytest.raises(TraceError, match=r"model\.config\.use_cache = False"):
         trace(Cached(), (torch.randn(2, 4),), any_batch=True)
 

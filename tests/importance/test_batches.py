@@ -12,7 +12,7 @@ def test_batches_are_kept_up_to_a_number_of_examples_or_of_batches() -> None:
     batches = [torch.zeros(8, 3) for _ in range(5)]
     assert len(keep_batches(batches, 20)) == 3
     assert len(keep_batches(iter(batches), 1000)) == 5
-    assert len(keep_batches(batches, batches_at_most=2)) == 2
+    assert len(keep_batches(batches, max_batches=2)) == 2
     assert keep_batches(batches, 8)[0] is batches[0]
 
 

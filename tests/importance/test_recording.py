@@ -1,4 +1,4 @@
-"""What a recorded call says of its contractions: order, norms, sums, and what reads a weight."""
+"""What a recording says of its layers: order, norms, additions, and what uses a weight."""
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,27 @@ def recorded(model: nn.Module, *inputs: Tensor) -> Recording:
 
 
 def test_a_residual_block() -> None:
-    steps = recorded(Residual(), torch.randn(2, 3, 8, 8)).steps
-    assert [(step.name, step.norm, step.to_sum, step.has_bias) for step in steps] == [
+    layers = recorded(Residual(), torch.randn(2, 3, 8, 8)).layers
+    assert [(layer.name, layer.norm, layer.feeds_addition, layer.has_bias) for layer in layers] == [
         ("stem.weight", "bn.running_mean", False, False),
         ("conv1.weight", "bn1.running_mean", False, False),
         ("conv2.weight", "bn2.running_mean", True, False),
         ("fc.weight", None, False, True),
     ]
-    assert not any(step.reason for step in steps)
+    assert not any(layer.skip_reason for layer in layers)
 
 
-def test_attention_is_seen_from_inside() -> None:
-    steps = recorded(Attention(), torch.randn(2, 6, 8)).steps
+def test_layers_inside_attention_are_recorded() -> None:
+    layers = recorded(Attention(), torch.randn(2, 6, 8)).layers
     names = ["attention.in_proj_weight", "attention.out_proj.weight"]
-    assert [step.name for step in steps] == names
-    steps = recorded(Attention(cross=True), torch.randn(2, 6, 8)).steps
-    assert [step.name for step in steps] == [names[0], names[0], names[1]]
-    assert not any(step.reason for step in steps)  # two views of one weight, beside each other
+    assert [layer.name for layer in layers] == names
+    layers = recorded(Attention(cross=True), torch.randn(2, 6, 8)).layers
+    assert [layer.name for layer in layers] == [names[0], names[0], names[1]]
+    # Two views of one weight, beside each other.
+    assert not any(layer.skip_reason for layer in layers)
 
 
-class Reads(nn.Module):
+class TwoLayers(nn.Module):
     """Two layers, and a function of them."""
 
     def __init__(self, function, bias: bool = True) -> None:
@@ -48,52 +49,52 @@ class Reads(nn.Module):
         return self.function(self, x)
 
 
-def of(function) -> Recording:
-    return recorded(Reads(function), torch.randn(3, 4))
+def record_two_layers(function) -> Recording:
+    return recorded(TwoLayers(function), torch.randn(3, 4))
 
 
-def sums(function) -> list[bool]:
-    return [step.to_sum for step in of(function).steps]
+def feeds_addition(function) -> list[bool]:
+    return [layer.feeds_addition for layer in record_two_layers(function).layers]
 
 
-def test_a_sum_is_one_where_it_alone_reads_the_results() -> None:
-    assert sums(lambda m, x: x + m.a(x)) == [True]
-    assert sums(lambda m, x: torch.add(m.a(x), x)) == [True]
-    assert sums(lambda m, x: torch.add(input=x, other=m.norm(m.a(x)))) == [True]
-    assert sums(lambda m, x: F.dropout(m.a(x), 0.5, m.training) + x) == [True]
-    assert sums(lambda m, x: m.a(x).add_(x)) == [True]
-    assert sums(lambda m, x: x.clone().add_(m.a(x))) == [True]
+def test_an_addition_counts_if_it_is_the_only_user_of_the_output() -> None:
+    assert feeds_addition(lambda m, x: x + m.a(x)) == [True]
+    assert feeds_addition(lambda m, x: torch.add(m.a(x), x)) == [True]
+    assert feeds_addition(lambda m, x: torch.add(input=x, other=m.norm(m.a(x)))) == [True]
+    assert feeds_addition(lambda m, x: F.dropout(m.a(x), 0.5, m.training) + x) == [True]
+    assert feeds_addition(lambda m, x: m.a(x).add_(x)) == [True]
+    assert feeds_addition(lambda m, x: x.clone().add_(m.a(x))) == [True]
 
 
-def test_a_sum_is_none_where_something_else_reads_them() -> None:
-    def twice(m: Reads, x: Tensor) -> Tensor:
+def test_an_addition_does_not_count_beside_another_user() -> None:
+    def twice(m: TwoLayers, x: Tensor) -> Tensor:
         y = m.a(x)
         return (y + x) * y.sigmoid()
 
-    def normed_twice(m: Reads, x: Tensor) -> Tensor:
+    def normed_twice(m: TwoLayers, x: Tensor) -> Tensor:
         y = m.norm(m.a(x))
         return (y + x) * y.sigmoid()
 
-    assert sums(twice) == [False]
-    assert sums(normed_twice) == [False]
-    assert sums(lambda m, x: m.a(x).add(x, alpha=2)) == [False]
-    assert sums(lambda m, x: m.a(x) + 1) == [False]
-    assert sums(lambda m, x: m.a(x).relu() + x) == [False]
-    assert sums(lambda m, x: m.a(x)[0] + torch.ones(3, 4)) == [False]
-    assert sums(lambda m, x: m.a(x[:1]) + torch.ones(3, 4)) == [False]  # a larger sum
+    assert feeds_addition(twice) == [False]
+    assert feeds_addition(normed_twice) == [False]
+    assert feeds_addition(lambda m, x: m.a(x).add(x, alpha=2)) == [False]
+    assert feeds_addition(lambda m, x: m.a(x) + 1) == [False]
+    assert feeds_addition(lambda m, x: m.a(x).relu() + x) == [False]
+    assert feeds_addition(lambda m, x: m.a(x)[0] + torch.ones(3, 4)) == [False]
+    assert feeds_addition(lambda m, x: m.a(x[:1]) + torch.ones(3, 4)) == [False]  # a larger sum
 
 
 def test_the_last_of_two_branches_makes_up_for_the_other() -> None:
-    assert sums(lambda m, x: m.a(x) + m.b(x)) == [False, True]
+    assert feeds_addition(lambda m, x: m.a(x) + m.b(x)) == [False, True]
 
 
-def test_a_norm_counts_where_it_alone_reads_the_results() -> None:
-    def both(m: Reads, x: Tensor) -> Tensor:
+def test_a_norm_counts_if_it_is_the_only_user_of_the_output() -> None:
+    def both(m: TwoLayers, x: Tensor) -> Tensor:
         y = m.a(x)
         return m.norm(y) + y
 
     norms = [
-        of(function).steps[0].norm
+        record_two_layers(function).layers[0].norm
         for function in (
             lambda m, x: m.norm(m.a(x)),
             both,
@@ -107,34 +108,34 @@ def test_a_norm_counts_where_it_alone_reads_the_results() -> None:
 
 
 def test_what_is_used_twice_is_not_re_fitted() -> None:
-    steps = of(lambda m, x: m.a(m.a(x).relu())).steps
-    assert [step.reason for step in steps] == ["it is used 2 times in a call"] * 2
+    layers = record_two_layers(lambda m, x: m.a(m.a(x).relu())).layers
+    assert [layer.skip_reason for layer in layers] == ["it is used 2 times in a call"] * 2
 
 
 def test_a_tied_weight_is_not_re_fitted() -> None:
-    def tied(m: Reads, _: Tensor) -> Tensor:
+    def tied(m: TwoLayers, _: Tensor) -> Tensor:
         return F.linear(m.table(torch.arange(3)), m.table.weight)
 
-    (step,) = of(tied).steps
-    assert (step.name, step.reason) == ("table.weight", "embedding reads it, too")
+    (layer,) = record_two_layers(tied).layers
+    assert (layer.name, layer.skip_reason) == ("table.weight", "embedding uses it, too")
 
 
 def test_a_bias_that_two_layers_share_is_not_fitted() -> None:
-    model = Reads(lambda m, x: m.b(m.a(x).relu()))
+    model = TwoLayers(lambda m, x: m.b(m.a(x).relu()))
     model.b.bias = model.a.bias
-    assert [step.has_bias for step in recorded(model, torch.randn(3, 4)).steps] == [False, False]
-    steps = of(lambda m, x: m.a(x) * m.a.bias.exp()).steps
-    assert not steps[0].has_bias
+    assert [layer.has_bias for layer in recorded(model, torch.randn(3, 4)).layers] == [False, False]
+    layers = record_two_layers(lambda m, x: m.a(x) * m.a.bias.exp()).layers
+    assert not layers[0].has_bias
 
 
-def test_other_readers_are_named_and_shapes_and_views_are_none() -> None:
-    def other(m: Reads, x: Tensor) -> Tensor:
+def test_other_users_are_named_except_shapes_and_views() -> None:
+    def other(m: TwoLayers, x: Tensor) -> Tensor:
         assert m.b.weight.shape == m.b.weight.T.shape
         return torch.einsum("ni,oi->no", x, m.a.weight) + x @ m.b.weight.T
 
-    recording = of(other)
-    assert dict(recording.readers) == {"a.weight": ["einsum"]}
-    assert [step.name for step in recording.steps] == ["b.weight"]
+    recording = record_two_layers(other)
+    assert dict(recording.users) == {"a.weight": ["einsum"]}
+    assert [layer.name for layer in recording.layers] == ["b.weight"]
 
 
 def test_no_activation_is_kept_alive() -> None:
@@ -142,12 +143,12 @@ def test_no_activation_is_kept_alive() -> None:
 
     refs = []
 
-    def noted(m: Reads, x: Tensor) -> Tensor:
+    def noted(m: TwoLayers, x: Tensor) -> Tensor:
         y = m.a(x)
         refs.append(weakref.ref(y))
         y = m.norm(y)
         assert refs[0]() is None
         return y
 
-    of(noted)
+    record_two_layers(noted)
     assert refs

@@ -5,6 +5,7 @@ import math
 import threading
 import traceback
 from contextlib import suppress
+from importlib import import_module
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError
-from hardconcrete.importance import refit as module
-from hardconcrete.importance.refit import Refit, refit
+from hardconcrete.importance.refit import RefitResult, refit
 from tests.importance.networks import KINDS, Kind, Residual, call, varied
 from tests.zoo import ZOO
 from tests.zoo.entry import Entry
+
+module = import_module("hardconcrete.importance.refit")  # the package has a function of that name
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -202,29 +204,29 @@ def test_what_is_not_re_fitted_is_named() -> None:
     before = {name: small.get_parameter(name).clone() for name in names}
     result = refit(small, dense, batches, lambda model, batch: model(**batch))
     assert result.skipped == {
-        "table.weight": "embedding reads it, too",
+        "table.weight": "embedding uses it, too",
         "twice.weight": "it is used 2 times in a call",
-        "mix": "einsum reads it, which re-fitting does not know",
-        "experts": "bmm reads it, which re-fitting does not know",
-        "unused.weight": "nothing reads it in this call",
-        "bag.weight": "embedding_bag reads it, which re-fitting does not know",
+        "mix": "einsum uses it, which re-fitting does not know",
+        "experts": "bmm uses it, which re-fitting does not know",
+        "unused.weight": "nothing uses it in this call",
+        "bag.weight": "embedding_bag uses it, which re-fitting does not know",
     }
     assert set(result.fitted) == {"once.weight"}
     assert all(torch.equal(small.get_parameter(name), before[name]) for name in names)
-    assert "not re-fitted: mix (einsum reads it" in str(result)
+    assert "not re-fitted: mix (einsum uses it" in str(result)
 
 
 @pytest.mark.parametrize(
     ("limit", "value", "reason"),
     [
-        ("MAX_COLUMNS", 5, "its 6 inputs need a Gram matrix of 0 GiB"),
-        ("MAX_WORK", 100, "its zeros lie scattered: solving takes 2e\\+02 multiply-adds"),
+        ("MAX_INPUTS", 5, "its 6 inputs need a Gram matrix of 0 GiB"),
+        ("MAX_SOLVE_COST", 100, "its zeros lie scattered: solving takes 2e\\+02 multiply-adds"),
     ],
 )
 def test_what_would_take_too_much_is_named(
     limit: str, value: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"hardconcrete.importance.fitting.{limit}", value)
+    monkeypatch.setattr(f"hardconcrete.importance.fit_layer.{limit}", value)
     dense = nn.Sequential(nn.Linear(6, 3))
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(refit(dense, dense, [torch.randn(8, 6)], call).skipped["0.weight"])
@@ -474,7 +476,7 @@ def test_no_more_batches_than_threads_can_take(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_few_threads_compute_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hardconcrete.importance.walks.MAX_COMPUTE_THREADS", 1)
+    monkeypatch.setattr("hardconcrete.importance.lockstep.MAX_COMPUTE_THREADS", 1)
     before, seen = torch.get_num_threads(), []
     torch.set_num_threads(2)
 
@@ -551,4 +553,4 @@ def test_with_gates_of_a_traced_model() -> None:
     assert (small(x) - dense(x)).square().mean() < 0.5 * before
     assert (small[2].weight[:, :6] == 0).all()
     assert math.isclose(result.fitted["0.weight"], 0, abs_tol=1e-9)
-    assert isinstance(result, Refit)
+    assert isinstance(result, RefitResult)

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import CompactionError
-from hardconcrete.gating.groups import GateAxis, Group, in_bank
-from hardconcrete.importance.select import Selection, select_units
+from hardconcrete.importance.select import SelectionSettings, select_units
+from hardconcrete.units import Axis, Group
+from hardconcrete.units.group import in_order
 
 Costs = Callable[[Tensor], Tensor]
 
 
 def groups_of(*units: int, single_weights: bool = False) -> tuple[Group, ...]:
-    axis = GateAxis("weight", None if single_weights else 1)
-    return in_bank([Group(f"g{k}", (axis,), n, 1) for k, n in enumerate(units)])
+    dim = None if single_weights else 1
+    axes = [(Axis("weight", dim, torch.arange(count)),) for count in units]
+    return in_order(
+        [Group(f"g{k}", "neuron", n, axes[k], parameters=1) for k, n in enumerate(units)]
+    )
 
 
 def chain(groups: Sequence[Group], ends: tuple[int, int], limits: Sequence[float]) -> Costs:
@@ -118,7 +122,7 @@ def test_closed_units_come_back_only_where_they_may() -> None:
         return z.sum(0, keepdim=True) / 3
 
     assert select_units(score, groups, is_open, costs).tolist() == [1, 0, 0, 0]
-    again = Selection(reopen=True)
+    again = SelectionSettings(reopen=True)
     assert select_units(score, groups, is_open, costs, settings=again).tolist() == [1, 1, 1, 0]
 
 
@@ -130,7 +134,7 @@ def test_a_cost_in_steps_is_followed_by_its_smooth_shape() -> None:
         widths = torch.stack([z[group.slice].sum() for group in groups])
         return (8 * (widths / 8).ceil()).sum(0, keepdim=True) / 40
 
-    smooth = Selection(smooth=lambda z: z.sum(0, keepdim=True) / 40)
+    smooth = SelectionSettings(smooth_costs=lambda z: z.sum(0, keepdim=True) / 40)
     score = torch.rand(64, generator=torch.Generator().manual_seed(0))
     found = select_units(score, groups, torch.ones(64), steps, settings=smooth)
     widths = [int(found[group.slice].sum()) for group in groups]
@@ -152,7 +156,7 @@ def test_infinite_importance_keeps_a_unit() -> None:
     score = torch.tensor([torch.inf, 1.0, 2.0, torch.inf])
     found = select_units(score, groups_of(4), torch.ones(4), lambda z: z.sum(0, keepdim=True) / 2)
     assert found.tolist() == [1, 0, 0, 1]
-    with pytest.raises(CompactionError, match=r"limits cannot be met: .* exceeded by 100.0% still"):
+    with pytest.raises(CompactionError, match=r"limits cannot be met: .* still exceeded by 100.0%"):
         select_units(score, groups_of(4), torch.ones(4), lambda z: z.sum(0, keepdim=True))
 
 
@@ -164,7 +168,8 @@ def test_the_last_resort() -> None:
         return (z * price).sum(0, keepdim=True) / 2
 
     score, cheap = torch.tensor([9.0, 1.0]), torch.tensor([0.0, 1.0], dtype=torch.float64)
-    settings = Selection(last_resort=lambda _: [torch.ones(2, dtype=torch.float64), cheap])
+    everything = torch.ones(2, dtype=torch.float64)
+    settings = SelectionSettings(fallback_masks=lambda _: [everything, cheap])
     found = select_units(score, groups_of(2), torch.ones(2), costs, settings=settings)
     assert found.tolist() == [0, 1]
     with pytest.raises(CompactionError, match=r"raise the limit$"):
@@ -190,7 +195,7 @@ def test_tens_of_thousands_of_units_need_few_looks_at_the_costs() -> None:
         asked.append(1)
         return chained(z)
 
-    alike = Selection(alike=frozenset(range(len(groups))), reopen=True)
+    alike = SelectionSettings(equal_cost_groups=frozenset(range(len(groups))), reopen=True)
     found = select_units(score, groups, torch.ones(units), costs, settings=alike)
     assert len(asked) < 200
     assert 0.999 < costs(found)[0] <= 1

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.objective.diagnostics import Reach
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 
 
 class WideLayers(nn.Module):
@@ -53,7 +54,7 @@ def test_the_papers_wide_network_cannot_prune_as_published() -> None:
     assert ends[1:] == pytest.approx([0.784, 0.72, 0.575], abs=0.01)
     assert [reach.shut for reach in reaches] == [0] * 4
     words = str(caught[0].message)
-    assert "log_alpha of convs.0:out from 0.85 to 0.84, and a gate is shut below -2.40" in words
+    assert "log_alpha of convs.0:out from 0.85 to 0.84, and a gate is closed below -2.40" in words
     assert "78,200 steps of SGD" in words
 
 
@@ -187,7 +188,7 @@ def test_a_budget_under_sgd_is_followed() -> None:
 def test_a_readout_that_never_shuts() -> None:
     gated = dense(readout="mean")
     optimizer = Adam(hc.parameter_groups(gated, lr=1e-2))
-    with pytest.warns(hc.HardConcreteWarning, match="readout 'mean' shuts no gate"):
+    with pytest.warns(hc.HardConcreteWarning, match="readout 'mean' closes no gate"):
         (reach,) = hc.check_run(hc.L0Penalty(gated, 0.1), optimizer, 10_000)
     assert reach.shut == 0
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError, HardConcreteWarning
 from hardconcrete.objective import ImportanceBudget, LearnedBudget
-from hardconcrete.objective.constraint import cheapest
+from hardconcrete.objective.constraint import cheapest_mask
 from tests.objective import workers
 from tests.processes import in_processes
 
@@ -370,7 +370,7 @@ def test_no_learning_rate_opens_or_shuts_a_gate() -> None:
 
 def test_a_limit_of_the_cheapest_model_is_met_exactly() -> None:
     gated = mlp()
-    least = int(gated.ledger.cost(cheapest(gated))[1])
+    least = int(gated.ledger.cost(cheapest_mask(gated))[1])
     budget = hc.Budget(gated, macs=least, steps=STEPS)
     train(gated, budget)
     assert gated.delivered("macs") == least
@@ -380,7 +380,7 @@ def test_a_limit_of_the_cheapest_model_is_met_exactly() -> None:
 def test_units_that_cost_most_can_be_all_that_would_stay() -> None:
     """Then the cheapest unit of a group stays, not the most important one."""
     gated = hc.attach_gates(Uneven(), torch.zeros(2, 8))
-    least = int(gated.ledger.cost(cheapest(gated))[1])
+    least = int(gated.ledger.cost(cheapest_mask(gated))[1])
     budget = hc.Budget(gated, macs=least, steps=STEPS)
     train(gated, budget)
     assert gated.delivered("macs") == least

@@ -16,8 +16,8 @@ from tests.cost import sizes
 @pytest.fixture(autouse=True)
 def _by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(clock, "_times", sizes.times)
-    monkeypatch.setattr(latency, "BELIEF", 0.0)
+    monkeypatch.setattr(clock, "_call_times", sizes.times)
+    monkeypatch.setattr(latency, "FORWARD_EXPONENT", 0.0)
 
 
 def network() -> hc.GatedModel:
@@ -75,7 +75,9 @@ def test_a_table_that_was_measured_anew_is_believed(monkeypatch: pytest.MonkeyPa
     gated = network()
     budget = hc.Budget(gated, latency_ms=0.5 * gated.latency.dense, steps=60, by="gates")
     (before,) = budget._costs_in_bands(budget._open())[0].tolist()
-    monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
+    monkeypatch.setattr(
+        clock, "_call_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)]
+    )
     gated.measure_latency(fresh=True)
     assert budget._costs_in_bands(budget._open())[0].item() == pytest.approx(1.1 * before)
 
@@ -85,7 +87,9 @@ def test_a_state_goes_on_where_the_table_was_measured_anew(monkeypatch: pytest.M
     deadline = 0.5 * gated.latency.dense
     state = hc.Budget(gated, latency_ms=deadline, steps=60, by="gates").state_dict()
     before = gated.latency.dense
-    monkeypatch.setattr(clock, "_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)])
+    monkeypatch.setattr(
+        clock, "_call_times", lambda *a, **k: [1.1 * t for t in sizes.times(*a, **k)]
+    )
     gated.measure_latency(fresh=True)
     assert gated.latency.dense > before
     hc.Budget(gated, latency_ms=deadline, steps=60, by="gates").load_state_dict(state)

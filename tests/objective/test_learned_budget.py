@@ -421,7 +421,7 @@ def test_replayed() -> None:
         ({"macs": 0}, "macs=0 must lie between 1 and the dense 9,360"),
         ({"macs": 10_000}, "macs=10,000 must lie between 1 and the dense"),
         ({"macs": True}, "must be a fraction such as 0.5, or a whole number"),
-        ({"macs": {"a": 0.5}}, "what is limited by group are units={name: limit}"),
+        ({"macs": {"a": 0.5}}, "only units can be limited by group: units={name: limit}"),
         ({"macs": float("nan")}, "must be a fraction"),
         ({"macs": 0.001}, "a budget of 0.1% of the MACs cannot be met: 0.224% are not gated"),
         ({"units": {"z": 3}}, "'z' is not a group; the groups are a, b"),

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal, Uniform
 
 import hardconcrete as hc
+from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.paper.models import MLP, LeNet5
+from hardconcrete_paper.models import LeNet5
 from tests.distributions.oracles import assert_average, divergence
 from tests.gating.networks import Temperature
 from tests.gating.oracles import gradients, multiplied, spread
@@ -39,7 +40,7 @@ def masked(gated: hc.GatedModel, z: Tensor) -> list[Tensor]:
     """The gated weights under a pattern of gates."""
     weights = dict(gated.model.named_parameters())
     return [
-        multiplied(weights[axis.parameter].detach(), axis.dim, z[group.slice])
+        multiplied(weights[axis.tensor].detach(), axis.dim, z[group.slice])
         for group in gated.groups
         for axis in group.axes
     ]

@@ -12,7 +12,7 @@ import hardconcrete as hc
 from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.objective.projection import Projection, project
-from hardconcrete.paper.models import LeNet5, WideResNet
+from hardconcrete_paper.models import LeNet5, WideResNet
 from tests.compaction.networks import dense
 from tests.exactness import apart, at_random, outputs
 from tests.zoo import GATED, Entry, gated_network

@@ -1,6 +1,5 @@
 """What child processes run; they import this module by its name."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hardconcrete as hc
+from tests.processes import join_pair
 
 STEPS = 30
 
@@ -23,14 +23,7 @@ def make_budget() -> hc.Budget:
 
 def distributed_budget(rank: int, folder: Path) -> None:
     """Data parallel training on one of two processes; answers with the open gates."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+    join_pair(rank, folder)
     budget = make_budget()
     gated = budget.gated
     parallel = DistributedDataParallel(gated)

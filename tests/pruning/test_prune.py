@@ -240,7 +240,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"macs": 0.05, "round_to": 8}, CompactionError, "raise the limit, or lower round_to"),
     ({"latency_ms": "fast", "macs": None}, ArgumentError, "must be a number of milliseconds"),
     ({"units": {"7": 3}}, ArgumentError, "'7' is not a group; the groups are 0, 3, 6"),
-    ({"loss": never}, ArgumentError, "did not call the model it was given"),
+    ({"loss": never}, ArgumentError, "did not call the model that was passed"),
     ({"loss": detached}, ArgumentError, "returned a tensor without a gradient"),
     ({"loss": whole}, ArgumentError, r"must return a scalar tensor, and returned \[16, 3\]"),
     ({"loss": lambda m, b: m(b[1])}, ArgumentError, r"loss\(model, batch\) failed; it said"),

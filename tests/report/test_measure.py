@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.cost import Count, count
 from hardconcrete.cost.latency import timing
-from hardconcrete.cost.latency.timing import WARMUP
+from hardconcrete.cost.latency.timing import WARMUP_CALLS
 from hardconcrete.errors import ArgumentError
-from hardconcrete.report.measure import Latency, Report, _by_rules, measure
+from hardconcrete.report.comparison import Latency, Report
+from hardconcrete.report.measure import _uses_cudnn_heuristics, measure
 
 
 class Clock:
@@ -92,8 +93,8 @@ def test_latency_by_the_clock() -> None:
 @pytest.mark.usefixtures("clock")
 def test_calls_are_warmed_up_and_then_alternate() -> None:
     measure(Slow(2), Slow(1), IMAGES, batches=[5], repeats=4)
-    assert Slow.calls[: 2 * WARMUP] == [(2, 5), (1, 5)] * WARMUP
-    assert [seconds for seconds, _ in Slow.calls[2 * WARMUP :]] == [2, 1, 1, 2, 2, 1, 1, 2]
+    assert Slow.calls[: 2 * WARMUP_CALLS] == [(2, 5), (1, 5)] * WARMUP_CALLS
+    assert [seconds for seconds, _ in Slow.calls[2 * WARMUP_CALLS :]] == [2, 1, 1, 2, 2, 1, 1, 2]
 
 
 @pytest.mark.usefixtures("clock")
@@ -224,11 +225,11 @@ def test_convolutions_that_cudnn_chose_by_its_rules(monkeypatch: pytest.MonkeyPa
     """Torch's default; it took all that a GPU would have gained from a small network."""
     nets = nn.Conv2d(1, 2, 3), mlp(4, 3, 2)
     on_cpu, on_gpu = [torch.device("cpu")], [torch.device("cuda", 0)]
-    assert _by_rules(on_gpu, nets)
-    assert not _by_rules(on_cpu, nets)
-    assert not _by_rules(on_gpu, nets[1:])
+    assert _uses_cudnn_heuristics(on_gpu, nets)
+    assert not _uses_cudnn_heuristics(on_cpu, nets)
+    assert not _uses_cudnn_heuristics(on_gpu, nets[1:])
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    assert not _by_rules(on_gpu, nets)
+    assert not _uses_cudnn_heuristics(on_gpu, nets)
     report = measure(nets[1], nets[1], ROWS, repeats=2)
     assert "cudnn.benchmark = True" not in str(report)
     assert "cudnn.benchmark = True" in str(replace(report, by_rules=True))
@@ -276,7 +277,7 @@ LINEAR, ROWS = nn.Linear(4, 3), torch.zeros(2, 4)
         ((LINEAR, LINEAR, 3), {}, "inputs need a tensor with at least one example"),
         ((LINEAR, LINEAR, torch.tensor(1.0)), {}, "inputs need a tensor with at least one example"),
         ((LINEAR, LINEAR, ROWS[:0]), {}, "inputs need a tensor with at least one example"),
-        ((LINEAR, LINEAR, ROWS.to("meta")), {}, "meta tensors take no time"),
+        ((LINEAR, LINEAR, ROWS.to("meta")), {}, "meta tensors cannot be timed"),
         ((LINEAR, LINEAR, ROWS), {"batches": ()}, r"batches=\(\) must be one or more sizes"),
         ((LINEAR, LINEAR, ROWS), {"batches": (0,)}, r"batches=\(0,\) must be"),
         ((LINEAR, LINEAR, ROWS), {"repeats": 1}, "repeats=1 must be at least 2"),

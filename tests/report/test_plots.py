@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hardconcrete.report.plots import gate_histograms, kept_inputs, save, units_over_time
+from hardconcrete.report.plots import gate_histograms, kept_inputs, save_figure, units_over_time
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_pictures_repeat_byte_for_byte(tmp_path: Path) -> None:
     def draw(figure) -> None:
         figure.subplots().plot([1, 2, 3])
 
-    first, second = (save(draw, tmp_path / name, "line", (2, 2)) for name in ("a", "b"))
+    first, second = (save_figure(draw, tmp_path / name, "line", (2, 2)) for name in ("a", "b"))
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()

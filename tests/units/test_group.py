@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.paper.models import LeNet5
-from hardconcrete.units.group import UnitGroup, producer
+from hardconcrete.units import Group
+from hardconcrete.units.grouping import producer
+from hardconcrete_paper.models import LeNet5
 from tests.graph.operators.contract import Network, parameter
 
 
@@ -28,7 +29,7 @@ class Block(nn.Module):
         return self.head(h.mean((2, 3)))
 
 
-def summary(found: hc.Structure) -> list[Any]:
+def summary(found: hc.Analysis) -> list[Any]:
     """All that is said of the units."""
     return [
         (g.name, g.kind, g.units, g.parameters, g.macs,
@@ -37,7 +38,7 @@ def summary(found: hc.Structure) -> list[Any]:
     ] + [str(fixed) for fixed in found.fixed]  # fmt: skip
 
 
-def cost(group: UnitGroup) -> tuple[int, int, int]:
+def cost(group: Group) -> tuple[int, int, int]:
     return group.units, group.parameters, group.macs
 
 

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.graph.propagate import propagate
 from hardconcrete.graph.trace import trace
-from hardconcrete.paper.models import LeNet5
 from hardconcrete.units.liveness import Liveness
+from hardconcrete.units.relations import Relations
+from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Joined, dense, gap
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
@@ -187,7 +188,8 @@ def test_each_group_keeps_its_least_and_no_more_than_it_has() -> None:
 
 def test_who_is_read_and_made() -> None:
     model = dense()
-    liveness = Liveness(propagate(trace(model, (torch.randn(2, 4),)), model), {})
+    labelled = propagate(trace(model, (torch.randn(2, 4),)), model)
+    liveness = Liveness(labelled, Relations(labelled), {})
     assert liveness.settle() == set()
     assert len(liveness.relations.removable) == 11
     assert (

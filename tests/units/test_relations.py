@@ -20,7 +20,7 @@ def test_who_reads_and_makes() -> None:
     assert relations.only_read(("2.weight", 1)) == set(first)
     assert relations.only_read(("0.weight", 0)) == set()
     assert set(first) < relations.removable
-    assert not relations.disturbed
+    assert not relations.zero_lost
 
 
 class Layers(nn.Module):

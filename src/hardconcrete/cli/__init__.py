@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 import hardconcrete
-from hardconcrete.cli.reproduce import reproduce
 from hardconcrete.cli.words import Macs, Out, Params, refusals_in_words, refuse_targets, show
 
 if TYPE_CHECKING:
-    from hardconcrete.paper.demo import Demo
+    from hardconcrete.demo import Demo
+
+__all__ = ["Macs", "Out", "Params", "app", "refusals_in_words", "refuse_targets", "show"]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,7 +22,6 @@ app = typer.Typer(
     help="Train any PyTorch network to be small: L0 regularization with hard concrete gates.",
     epilog="Begin with `hardconcrete demo`.",
 )
-app.add_typer(reproduce, name="reproduce")
 
 
 def print_version(wanted: bool) -> None:
@@ -57,9 +57,7 @@ def demo(
     """See one gate at work, then watch a network learn which of its own units to drop."""
     with refusals_in_words():
         refuse_targets(lam is not None, macs, params)
-        from hardconcrete.paper.demo import demo as run_demo
-        from hardconcrete.paper.demo import find_data
-        from hardconcrete.paper.figures import figure2
+        from hardconcrete.demo import figure2, find_data, run_demo
 
         train, test, title = find_data(data)
         show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
@@ -94,10 +92,10 @@ def groups(
 ) -> None:
     """Print the units of any importable model that could go, and what is fixed and why.
 
-    Example: hardconcrete groups hardconcrete.paper.models:LeNet5 --input 1,1,28,28
+    Example: hardconcrete groups hardconcrete.demo:MLP --input 1,1,28,28
     """
     with refusals_in_words():
-        from hardconcrete.report.importing import example_input, import_model
+        from hardconcrete.cli.model_arguments import example_input, import_model
         from hardconcrete.units import find_groups
 
         inputs = tuple(example_input(shape) for shape in input)

@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperCommand
 
 from hardconcrete.errors import ArgumentError, HardConcreteError
 
 if TYPE_CHECKING:
-    from hardconcrete.paper.figures import Drawing
+    from hardconcrete.report import Drawing
 
 Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
 Macs = Annotated[
@@ -38,28 +37,6 @@ def refuse_targets(lam: bool, macs: float | None, params: float | None) -> None:
         raise ArgumentError("a budget of nothing leaves nothing: --macs and --params are above 0")
 
 
-class ManyValues(TyperCommand):
-    """A command whose list options take all their values at once: ``--seeds 0 1 2``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Repeat the option before each further value, as the parser wants it."""
-        many = {
-            name
-            for option in self.params
-            if getattr(option, "multiple", False)
-            for name in option.opts
-        }
-        expanded: list[str] = []
-        current = None
-        for arg in args:
-            if arg.startswith("--"):
-                current = arg if arg in many else None
-            elif current and expanded[-1] != current:
-                expanded.append(current)
-            expanded.append(arg)
-        return super().parse_args(ctx, expanded)
-
-
 @contextmanager
 def refusals_in_words() -> Iterator[None]:
     """An error of ours is a message and an exit status, not a traceback."""
@@ -70,17 +47,6 @@ def refusals_in_words() -> Iterator[None]:
         console.print("error: ", style="bold red", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
-
-
-@contextmanager
-def interrupts_in_words(how: str) -> Iterator[None]:
-    """Refusals in words; an interrupt says how to go on."""
-    with refusals_in_words():
-        try:
-            yield
-        except KeyboardInterrupt:
-            typer.echo(f"stopped; the same command {how}continues from the last checkpoint")
-            raise typer.Exit(130) from None
 
 
 def show(drawing: "Drawing", title: str) -> None:

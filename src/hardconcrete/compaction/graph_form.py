@@ -13,7 +13,7 @@ from hardconcrete.compaction.module_form import fold
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.propagate import (
-    INLINED,
+    INNER_GRAPH_OPERATORS,
     LabelledGraph,
     first_names,
     named_tensors,
@@ -23,6 +23,7 @@ from hardconcrete.graph.propagate import (
 from hardconcrete.graph.trace import trace
 from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
+from hardconcrete.units.relations import Relations
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
@@ -144,7 +145,7 @@ def _liveness_of(plan: "CompactionPlan", found: LabelledGraph, read: set[str] | 
 
     A tensor that only the graph in training reads has no cuts, although its units may be removed.
     """
-    liveness = Liveness(found, {})
+    liveness = Liveness(found, Relations(found), {})
     removed: set[int] = set()
     staying: set[int] = set()
     unknown: set[int] = set()
@@ -211,7 +212,7 @@ class _Rewriter:
             if node.op != "call_function":
                 continue
             name = operator_name(node.target)
-            if name in INLINED:
+            if name in INNER_GRAPH_OPERATORS:
                 raise CompactionError("a block under no_grad or autocast has no graph form")
             self._rewrite(node, name)
         self._select_inputs()
@@ -265,7 +266,7 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
-        if not value.along(dim):
+        if not value.components_along(dim):
             return
         size, start = value.shape[dim], get(node, "start") or 0
         if name == "narrow":
@@ -304,7 +305,7 @@ class _Rewriter:
         pads = list(get(node, "pad"))
         for k in range(0, len(pads), 2):
             dim = len(result.shape) - 1 - k // 2
-            if result.along(dim):
+            if result.components_along(dim):
                 kept = kept_indices(self.liveness, result, dim)
                 pads[k], pads[k + 1] = (
                     int(kept[: pads[k]].sum()),

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating import GatedModel, Group, attach_gates
+from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.open_values import open_values
-from hardconcrete.graph.model_state import copied, random_state_kept
+from hardconcrete.graph.model_state import detached_copy, random_state_kept
+from hardconcrete.units import Group
 
 Keep = Mapping[str, Any]
 """By name of the group a mask of bools, one for each unit, or the indices of the units to keep."""
@@ -20,7 +21,7 @@ def gated_copy(
 ) -> GatedModel:
     """A copy of a plain model, with an open gate on every unit that can be removed."""
     with random_state_kept():
-        return attach_gates(copied(model), example_inputs, kwargs)
+        return attach_gates(detached_copy(model), example_inputs, kwargs)
 
 
 def values_of(gated: GatedModel, keep: Keep, min_units: int) -> Tensor:

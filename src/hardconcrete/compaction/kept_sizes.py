@@ -14,11 +14,11 @@ def size_after_cuts(liveness: Liveness, value: Value, dim: int) -> int:
 
 def kept_indices(liveness: Liveness, value: Value, dim: int) -> Tensor:
     """Which indices of a dimension of a traced tensor stay."""
-    parts = value.along(dim)
+    parts = value.components_along(dim)
     if not parts:
         return torch.ones(value.shape[dim], dtype=torch.bool)
     dead = torch.tensor(sorted(liveness.dead), dtype=torch.int64)
-    roots = liveness.walk.scope.labels.find(parts[0].labels)
+    roots = liveness.labelled.state.labels.find(parts[0].labels)
     for other in range(len(value.shape)):
         if other != dim:
             roots = roots.narrow(other, 0, 1)

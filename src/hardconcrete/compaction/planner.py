@@ -1,4 +1,4 @@
-"""From gates to a plan: look at a model without its gates, bury the dead, note what stays."""
+"""From gates to a plan: find the dead units, and list what each tensor keeps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,10 @@ from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.kept_sizes import size_after_cuts
 from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.folding import masks
-from hardconcrete.graph.propagate import LabelledGraph, first_names, module_path, operator_name
-from hardconcrete.units.group import describe
+from hardconcrete.gating.folding import gate_masks
+from hardconcrete.graph.propagate import first_names, module_path, operator_name
+from hardconcrete.units import Analysis
+from hardconcrete.units.axis import Place
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import selecting_layers
 
@@ -26,48 +27,52 @@ def make_plan(
     min_units: int = 1,
     values: Tensor | None = None,
 ) -> CompactionPlan:
-    """What the readout of the gates, or other values of them, leave of a model.
+    """The plan that keeps the units which the gates leave alive.
 
     Args:
         gated: the model with its gates.
-        plain: without them.
+        plain: a copy of it without gates.
         min_units: how many units each group keeps at least.
         values: of the gates, in place of their readout.
     """
     args, kwargs = gated.example
-    found = gated.look_at(plain)
+    analysis = gated.analyze(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
-    z = masks(gated, plain, gates)
-    liveness = Liveness(found, {name: mask.cpu() != 0 for name, mask in z.items()})
+    is_open = {name: mask.cpu() != 0 for name, mask in gate_masks(gated, plain, gates).items()}
+    liveness = Liveness(analysis.labelled, analysis.relations, is_open)
     liveness.settle()
     reads = {
         name: liveness.open_along(name, 1) & liveness.keeps((name, 1))
-        for name in liveness.alive
+        for name in liveness.is_open
         if (name, 1) in liveness.roots
     }
-    structure = describe(found, plain, 1)
-    chance = masks(gated, plain, gated.gates.open_probability().detach().cpu())
-    liveness.revive(structure, min_units, chance)
-    selections, closed = _selections(liveness, plain, reads)
-    groups = {}
-    for group in structure:
-        roots = liveness.relations.units_of(group)
-        kept = tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
-        groups[group.name] = KeptUnits(group.units, kept)
+    chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
+    liveness.revive(analysis, min_units, chance)
+    selections, unread = _selections(liveness, plain, reads)
     return CompactionPlan(
         model=type(plain).__name__,
-        groups=groups,
-        cuts=_cuts(liveness, closed),
+        groups=_kept_units(liveness, analysis),
+        cuts=_cuts(liveness, unread),
         scales=_scales(gated, plain, gates),
         selections=selections,
-        attributes=_channels(liveness, found, plain),
+        attributes=_norm_sizes(liveness, plain),
         inputs=_described([list(args), dict(kwargs)]),
         modules=classes_of(plain),
     )
 
 
+def _kept_units(liveness: Liveness, analysis: Analysis) -> dict[str, KeptUnits]:
+    """Which units of each group are alive."""
+    return {
+        name: KeptUnits(
+            len(roots), tuple(k for k, root in enumerate(roots) if root not in liveness.dead)
+        )
+        for name, roots in analysis.units_by_root.items()
+    }
+
+
 def _described(part: Any) -> Any:
-    """Shapes and types of example inputs, in words that JSON has."""
+    """Shapes and types of example inputs, as JSON can hold them."""
     if isinstance(part, Tensor):
         return {"shape": list(part.shape), "dtype": str(part.dtype).removeprefix("torch.")}
     if isinstance(part, Mapping):
@@ -79,11 +84,12 @@ def _described(part: Any) -> Any:
     return part if isinstance(part, int | float | str | bool | None) else repr(part)
 
 
-def _cuts(liveness: Liveness, closed: dict[tuple[str, int], Tensor]) -> tuple[Cut, ...]:
+def _cuts(liveness: Liveness, unread: dict[Place, Tensor]) -> tuple[Cut, ...]:
+    """The indices that every cut axis keeps."""
     cuts = []
     for name, dim in liveness.roots:
         keeps = liveness.keeps((name, dim))
-        keeps = keeps & ~closed.get((name, dim), torch.zeros_like(keeps))
+        keeps = keeps & ~unread.get((name, dim), torch.zeros_like(keeps))
         if not keeps.all():
             cuts.append(Cut(name, dim, len(keeps), tuple(keeps.nonzero().flatten().tolist())))
     return tuple(cuts)
@@ -92,48 +98,48 @@ def _cuts(liveness: Liveness, closed: dict[tuple[str, int], Tensor]) -> tuple[Cu
 def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, ...]:
     """The gates along every axis that they multiply."""
     names = first_names(plain)
-    found: dict[tuple[str, int | None, int], Scale] = {}
+    scales: dict[tuple[str, int | None, int], Scale] = {}
     for group in gated.groups:
         own = gates[group.slice]
-        for axis in group.axes:
-            name = names[axis.parameter]
-            values = axis.gates(own)
+        for axis in group.gated:
+            name = names[axis.tensor]
+            values = axis.expand(own, fill=1.0).flatten()
             if not (values == 1).all():
                 key = name, axis.dim, group.index
-                found[key] = Scale(name, axis.dim, tuple(values.tolist()))
-    return tuple(found.values())
+                scales[key] = Scale(name, axis.dim, tuple(values.tolist()))
+    return tuple(scales.values())
 
 
 def _selections(
     liveness: Liveness, plain: nn.Module, reads: Mapping[str, Tensor]
-) -> tuple[dict[str, tuple[int, ...]], dict[tuple[str, int], Tensor]]:
-    """Layers with shut inputs whose units live on: they select what they read.
+) -> tuple[dict[str, tuple[int, ...]], dict[Place, Tensor]]:
+    """Inputs that a layer selects because others of them are shut, and which ones it leaves unread.
 
-    One that reads nothing at all, or had nothing left, has nothing to select.
+    The units of shut inputs live on where another layer reads them. A layer without any open input
+    selects nothing.
     """
-    selections, closed = {}, {}
+    selections, unread = {}, {}
     revived = torch.tensor(sorted(liveness.revived), dtype=torch.int64)
     for name, path in selecting_layers(plain, liveness.relations).items():
         if name not in reads or not reads[name].any():
             continue
         arriving = liveness.keeps((name, 1))
-        shut = arriving & ~reads[name]
-        shut &= ~torch.isin(liveness.roots[name, 1], revived)  # these were asked for
+        shut = arriving & ~reads[name] & ~torch.isin(liveness.roots[name, 1], revived)
         if (arriving & ~shut).any() and shut.any():
-            closed[name, 1] = shut
+            unread[name, 1] = shut
             selections[path] = tuple((~shut[arriving]).nonzero().flatten().tolist())
-    return selections, closed
+    return selections, unread
 
 
-def _channels(liveness: Liveness, found: LabelledGraph, plain: nn.Module) -> dict[str, int]:
-    """Sizes of norms that have no tensors."""
+def _norm_sizes(liveness: Liveness, plain: nn.Module) -> dict[str, int]:
+    """The number of features of norms that have no tensors."""
     sizes = {}
-    for node, value in found.values.items():
+    for node, value in liveness.labelled.values.items():
         if node.op != "call_function" or operator_name(node.target) not in NORMS:
             continue
         path = module_path(node)
         module: Any = plain.get_submodule(path)
-        bare = not list(module.parameters()) and not list(module.buffers())
-        if bare and hasattr(module, "num_features"):
+        has_tensors = bool([*module.parameters(), *module.buffers()])
+        if not has_tensors and hasattr(module, "num_features"):
             sizes[f"{path}.num_features"] = size_after_cuts(liveness, value, 1)
     return sizes

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.plan import CompactionPlan, Cut
 from hardconcrete.errors import CompactionError
-from hardconcrete.gating import GatedModel, Group
-from hardconcrete.gating.groups import GateAxis, in_bank
+from hardconcrete.gating import GatedModel
 from hardconcrete.graph.propagate import first_names, named_tensors
-from hardconcrete.units.group import Place
+from hardconcrete.units import Group
+from hardconcrete.units.axis import NO_UNIT
+from hardconcrete.units.group import in_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,32 +68,22 @@ class ShrinkHistory:
 
         A gate is gone when everything that it multiplied is gone.
         """
-        cuts = {(cut.tensor, cut.dim): torch.tensor(cut.kept) for cut in self.plan.cuts}
+        names = first_names(self.dense.model)
+        cuts: dict[str, dict[int, Tensor]] = defaultdict(dict)
+        for cut in self.plan.cuts:
+            cuts[cut.tensor][cut.dim] = torch.tensor(cut.kept)
         groups, original = [], []
         for group in self.dense.groups:
-            by_axis = [self._remaining_units(group, axis, cuts) for axis in group.axes]
-            units = torch.cat(by_axis).unique()
+            axes = [axis.cut(cuts[names[axis.tensor]]) for axis in group.axes]
+            units = torch.cat([axis.units.flatten() for axis in axes if axis.gated]).unique()
             units = units[units >= 0]
-            numbers = torch.full((group.units + 1,), -1)  # the last one stands for no unit
+            numbers = torch.full((group.units + 1,), NO_UNIT)  # the last one stands for no unit
             numbers[units] = torch.arange(len(units))
-            axes = [_renumbered(a, numbers[u]) for a, u in zip(group.axes, by_axis, strict=True)]
+            axes = [axis.renumbered(numbers) for axis in axes]
             removed = group.units - len(units)
             groups.append(replace(group, axes=tuple(axes), units=len(units), removed=removed))
             original.append(units + group.start)
-        return in_bank(groups), torch.cat(original)
-
-    def _remaining_units(self, group: Group, axis: GateAxis, cuts: dict[Place, Tensor]) -> Tensor:
-        """The unit of every index that stays along an axis."""
-        name = first_names(self.dense.model)[axis.parameter]
-        if axis.dim is not None:
-            units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
-            return units[cuts[name, axis.dim]] if (name, axis.dim) in cuts else units
-        shape = named_tensors(self.dense.model)[name].shape
-        units = torch.arange(group.units).reshape(shape)
-        for dim in range(len(shape)):
-            if (name, dim) in cuts:
-                units = units.index_select(dim, cuts[name, dim])
-        return units.flatten()
+        return in_order(groups), torch.cat(original)
 
     def plan_after(self, before: CompactionPlan) -> CompactionPlan:
         """The plan for a model that was cut by an earlier plan of this history."""
@@ -214,8 +205,3 @@ def _with_zeros(tensor: Tensor, cuts: Iterable[Cut]) -> Tensor:
         kept = torch.tensor(cut.kept, dtype=torch.int64, device=tensor.device)
         tensor = tensor.new_zeros(shape).index_copy(cut.dim, kept, tensor)
     return tensor
-
-
-def _renumbered(axis: GateAxis, units: Tensor) -> GateAxis:
-    one_each = torch.equal(units, torch.arange(len(units)))
-    return replace(axis, units=None if one_each else units)

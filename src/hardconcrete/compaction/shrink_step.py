@@ -39,7 +39,7 @@ def apply_shrink(
         cutter(parameter, 0, kept)
     bank.original = original.to(kept.device)
     bank.checks = None if bank.checks is None else bank.checks[kept]
-    ledger = after.dense.ledger.among(original, after.gate_count).to(kept.device)
+    ledger = after.dense.ledger.for_remaining(original, after.gate_count).to(kept.device)
     gated.regroup(groups, ledger)
     put_gates_on(model, groups, bank)
     gated.shrink_history = after

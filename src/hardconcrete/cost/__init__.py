@@ -1,6 +1,8 @@
-"""What a model costs: parameters, multiply-adds, memory and time."""
+"""The cost of a model: parameters, multiply-adds, bytes and milliseconds."""
 
 from hardconcrete.cost.count import Count, count
 from hardconcrete.cost.latency import LatencyTable
+from hardconcrete.cost.latency.timing import first_quintile, interleaved
+from hardconcrete.cost.ledger import KINDS
 
-__all__ = ["Count", "LatencyTable", "count"]
+__all__ = ["KINDS", "Count", "LatencyTable", "count", "first_quintile", "interleaved"]

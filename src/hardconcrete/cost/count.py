@@ -1,12 +1,12 @@
-"""Counting what one forward of a model costs.
+"""Count the cost of one forward of a model.
 
-The model is copied to the meta device, where tensors have shapes and no data: the count takes no
-memory, touches nothing of the user's, and sees attention and recurrent layers as the matrix
-products they are, which fused kernels hide. A forward that needs data (``.item()``, a mask as an
-index, a device by name) is counted on the model itself instead.
+The count runs on a copy of the model on the meta device, where tensors have shapes and no data. It
+needs no memory and does not touch your model. Attention and recurrent layers are counted as matrix
+products there, not as fused kernels. A forward that needs data (``.item()``, a mask as an index, a
+device by name) is counted on the model itself.
 
-One multiply-add counts one. Padding, masks and biases change nothing: a convolution counts every
-weight at every position, attention every pair of positions.
+A multiply-add counts as one. Padding, masks and biases do not matter: a convolution counts each
+weight at each position, attention each pair of positions.
 """
 
 import copy
@@ -51,7 +51,7 @@ MACS: dict[Any, Callable[..., int]] = {
     ),
 }
 """Multiply-adds of operators that ``torch.utils.flop_counter`` lacks, or counts only on some
-devices. All others come from there, where ``register_flop_formula`` adds a user's own."""
+devices. The others come from there; add yours with its ``register_flop_formula``."""
 
 WITHOUT_MACS = re.compile(
     r"""  # normalisation, pooling, losses, and resampling with fixed weights
@@ -79,25 +79,25 @@ WITHOUT_MACS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Operators of ATen, leading and trailing underscores taken off, without multiply-adds by
-convention. Those that torch tags as pointwise and those that only view need no mention."""
+"""ATen operators without multiply-adds by convention, without leading and trailing underscores.
+Operators that torch tags as pointwise, and views, are recognised without this list."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """What one forward costs.
+    """The cost of one forward.
 
     Args:
-        params: entries of all parameters; one that is used twice counts once, buffers do not count.
-        macs: multiply-adds of dense layers, convolutions, matrix products and attention, for
-            exactly the inputs given: a batch of 64 has 64 times those of one example.
-        weight_bytes: memory of all parameters and buffers; of sparse tensors, of their values.
-        activation_bytes: what the forward writes: the bytes of every operator's results, summed,
-            without views and in-place results, which write no new memory. Traffic, not a peak.
-            On the meta device attention counts unfused, with its scores.
-        uncounted: operators that ran and may multiply, for which no rule is known; ``macs`` lacks
-            theirs. Pointwise operators, normalisation, pooling, reductions and movement have no
-            multiply-adds by convention and are not named.
+        params: entries of all parameters. A shared parameter counts once; buffers do not count.
+        macs: multiply-adds of dense layers, convolutions, matrix products and attention for these
+            inputs. A batch of 64 has 64 times as many as one example.
+        weight_bytes: bytes of all parameters and buffers; for sparse tensors, of their values.
+        activation_bytes: bytes of the results of all operators, without views and in-place
+            results. It measures memory traffic, not peak memory. On the meta device attention
+            counts as unfused, with its scores.
+        uncounted: operators without a known rule that may have multiply-adds; ``macs`` lacks them.
+            Pointwise operators, normalisation, pooling, reductions and movement have no
+            multiply-adds by convention and are not listed.
 
     Example:
         >>> print(Count(431_080, 2_293_000, 1_724_320, 111_488))
@@ -112,20 +112,20 @@ class Count:
 
     def __str__(self) -> str:
         weights, activations = map(readable_bytes, (self.weight_bytes, self.activation_bytes))
-        words = f"{self.params:,} parameters, {self.macs:,} MACs, {weights} of weights, "
-        words += f"{activations} of activations"
-        return words + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
+        text = f"{self.params:,} parameters, {self.macs:,} MACs, {weights} of weights, "
+        text += f"{activations} of activations"
+        return text + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
 
 
 def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Count:
     """Count parameters, multiply-adds and bytes of one forward, in evaluation mode.
 
-    Nothing of the model changes: mode, buffers, hooks and random state are as before. Its hooks do
-    run, for they may be part of what it computes.
+    The model does not change: mode, buffers, hooks and random state stay as they are. Its hooks
+    run, because they can be part of what it computes.
 
     Args:
-        model: any plain module, on any device, the meta device included.
-        inputs: a tensor, or a tuple of positional inputs; the count is for exactly these.
+        model: any plain module, on any device, including the meta device.
+        inputs: a tensor, or a tuple of positional inputs. The count is for these.
         kwargs: keyword inputs of the same call.
 
     Example:
@@ -138,7 +138,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
     _check(model)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     keywords = dict(kwargs or {})
-    with torch.inference_mode(False):  # there, some operators run whole that are parted elsewhere
+    with torch.inference_mode(False):  # it decomposes fewer operators
         tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
     parameters, buffers = list(model.parameters()), list(model.buffers())
     return Count(
@@ -151,7 +151,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
 
 
 def readable_bytes(size: int) -> str:
-    """A number of bytes with three digits or so, in powers of 1000.
+    """Format a number of bytes with about three digits, in powers of 1000.
 
     Example:
         >>> readable_bytes(999), readable_bytes(1_724_320), readable_bytes(25_000_000_000)
@@ -165,7 +165,7 @@ def readable_bytes(size: int) -> str:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts.
+    """All tensors in nested tuples, lists and dicts.
 
     Example:
         >>> tensors_in((torch.zeros(2), {"scale": 3, "mask": [torch.ones(1)]}))
@@ -175,7 +175,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 class _Tally(TorchDispatchMode):
-    """Adds up every operator that runs inside."""
+    """Sums the costs of all operators that run inside."""
 
     supports_higher_order_operators = True
 
@@ -204,7 +204,7 @@ class _Tally(TorchDispatchMode):
 
 
 class _Einsums(TorchFunctionMode):
-    """Sees to it that a contraction over one index counts: torch multiplies that out."""
+    """Counts einsums that torch runs as elementwise products and sums."""
 
     def __init__(self, tally: _Tally) -> None:
         super().__init__()
@@ -219,16 +219,16 @@ class _Einsums(TorchFunctionMode):
 
 
 def _contracted(equation: Any, *operands: Any) -> int:
-    """Multiply-adds of an einsum over indices that two tensors share; 0 if there are none.
+    """Multiply-adds of an einsum that sums over indices of both tensors; 0 if it does not.
 
-    What only one of them has, and the result has not, is summed before.
+    An index of only one tensor that the result lacks is summed before, so it does not count.
     """
     if not isinstance(equation, str) or len(operands) != 2:
         return 0
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    first, second = given.split(",")
+    operand_letters, arrow, result = equation.replace(" ", "").partition("->")
+    first, second = operand_letters.split(",")
     shared = {*first} & {*second} - {*result}
-    if not shared or not arrow or "." in given:
+    if not shared or not arrow or "." in operand_letters:
         return 0
     sizes = dict(zip(first, operands[0].shape, strict=True))
     sizes |= dict(zip(second, operands[1].shape, strict=True))
@@ -236,7 +236,7 @@ def _contracted(equation: Any, *operands: Any) -> int:
 
 
 def _is_known(operator: Any, args: Any) -> bool:
-    """The formulas are about dense tensors: a sparse product has fewer multiply-adds."""
+    """Whether a formula applies. Formulas are for dense tensors only."""
     has_formula = operator in MACS or operator in flop_registry
     return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
 
@@ -256,9 +256,12 @@ def _without_macs(func: Any) -> bool:
     return bool(tagged or func.is_view or WITHOUT_MACS.fullmatch(name))
 
 
-def _new_bytes(given: Any, result: Any) -> int:
-    """By storage, since some operators return views that their schema does not declare."""
-    old = {_memory(tensor) for tensor in tensors_in(given)}
+def _new_bytes(inputs: Any, result: Any) -> int:
+    """Bytes of the results that share no storage with an input.
+
+    Schemas cannot tell, because some operators return views that they do not declare.
+    """
+    old = {_memory(tensor) for tensor in tensors_in(inputs)}
     return sum(_bytes(tensor) for tensor in tensors_in(result) if _memory(tensor) not in old)
 
 
@@ -275,7 +278,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 class _WithoutData(TorchFunctionMode):
-    """Inside, a deep copy of any tensor is a meta tensor."""
+    """Inside, deepcopy makes a meta tensor of each tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__:
@@ -284,10 +287,10 @@ class _WithoutData(TorchFunctionMode):
 
 
 def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> _Tally | None:
-    """None where the model cannot be copied, or its forward needs data."""
+    """Count on a meta copy. None if the model cannot be copied or its forward needs data."""
     try:
         with warnings.catch_warnings(), _WithoutData():
-            warnings.simplefilter("ignore")  # torch's exported graphs warn of their own inside
+            warnings.simplefilter("ignore")  # copies of exported graphs warn about their internals
             copied = copy.deepcopy(model, {id(p): _empty(p) for p in model.parameters()})
         args, kwargs = tree_map_only(Tensor, lambda x: x.detach().to("meta"), (args, kwargs))
         return _tally(copied.eval(), args, kwargs)
@@ -300,6 +303,7 @@ def _empty(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _on_itself(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
+    """Count on the model, and restore its state."""
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (args, kwargs))
     with in_mode(model, training=False), buffers_kept(model), no_fast_path():
         return _tally(model, args, kwargs)
@@ -320,5 +324,5 @@ def _check(model: nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(tensor):
             raise ArgumentError(
-                f"{name} has no shape yet: call the model once, so that its lazy layers get theirs"
+                f"{name} has no shape yet: call the model once to give its lazy layers shapes"
             )

@@ -1,6 +1,4 @@
-"""The same inputs in another number."""
-
-from typing import Any
+"""Example inputs at another batch size."""
 
 import torch
 from torch import Tensor
@@ -8,26 +6,26 @@ from torch.utils._pytree import tree_map_only
 
 from hardconcrete.cost.count import tensors_in
 from hardconcrete.errors import ArgumentError
-
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional inputs, and those by keyword."""
+from hardconcrete.graph.example_inputs import ExampleInputs
 
 
-def batch_size(given: Inputs) -> int:
-    """The length of the first tensor.
+def batch_size(inputs: ExampleInputs) -> int:
+    """The batch size: the length of the first tensor.
 
     Example:
         >>> batch_size(((torch.zeros(5, 3),), {"mask": torch.zeros(5)}))
         5
     """
-    sizes = [len(tensor) for tensor in tensors_in(given) if tensor.dim() > 0]
+    sizes = [len(tensor) for tensor in tensors_in(inputs) if tensor.dim() > 0]
     if not sizes or sizes[0] == 0:
-        raise ArgumentError("inputs need a tensor with at least one example along dimension 0")
+        raise ArgumentError("the inputs need a tensor with at least one example along dimension 0")
     return sizes[0]
 
 
-def resampled(given: Inputs, size: int, batch: int) -> Inputs:
-    """Tensors of length ``size``, which have a row per example, cut or repeated to ``batch``.
+def resampled(inputs: ExampleInputs, size: int, batch: int) -> ExampleInputs:
+    """Cut or repeat all tensors of length ``size`` to length ``batch``.
+
+    Such a tensor has one row per example; other tensors stay as they are.
 
     Example:
         >>> resampled(((torch.tensor([1, 2]), torch.zeros(())), {}), size=2, batch=3)
@@ -39,4 +37,4 @@ def resampled(given: Inputs, size: int, batch: int) -> Inputs:
             return tensor
         return tensor.detach()[torch.arange(batch, device=tensor.device) % size]
 
-    return tree_map_only(Tensor, rows, given)  # type: ignore[no-any-return]
+    return tree_map_only(Tensor, rows, inputs)  # type: ignore[no-any-return]

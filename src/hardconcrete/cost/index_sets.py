@@ -1,4 +1,4 @@
-"""The axes of a model, taken apart into strands of indices that go for the same reasons."""
+"""The size of every axis, as a sum over sets of indices that are kept by formulas of gates."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardconcrete.cost.liveness_formulas import EACH, Aliveness, Formula
-from hardconcrete.graph.propagate import LabelledGraph, propagate
-from hardconcrete.graph.trace import trace
-from hardconcrete.units.group import Place, describe
-from hardconcrete.units.relations import Relations, selecting_layers
+from hardconcrete.cost.liveness_formulas import EACH, Formula, LivenessFormulas
+from hardconcrete.units import Analysis, analyze
+from hardconcrete.units.axis import Place
+from hardconcrete.units.relations import selecting_layers
 
 NOBODY = -1
-"""The group of indices that belong to no unit which could be removed."""
+"""The group of indices without a removable unit."""
 
 
 @dataclass(frozen=True)
 class IndexSet:
-    """Indices of one group, each with two formulas: what it needs, and what its unit needs."""
+    """Indices of one group.
+
+    Args:
+        group: number of the group.
+        indices: two numbers of formulas each: when the index is kept, and when its unit is alive.
+    """
 
     group: int
     indices: tuple[tuple[int, int], ...]
@@ -28,20 +32,25 @@ class IndexSet:
 
 @dataclass(frozen=True)
 class Row:
-    """The size of an axis: what always stays, and how often it has each strand."""
+    """The size of an axis.
+
+    Args:
+        base: how many of its indices are always kept.
+        index_sets: number of each of its index sets, and how often it has it.
+    """
 
     base: int
     index_sets: tuple[tuple[int, float], ...]
 
 
 class IndexSets:
-    """The size of every axis, by strands; sizes that ``row`` is asked for are part of the ledger.
+    """The size of every axis as a ``Row``. All rows become part of the ledger.
 
     Args:
-        model: without gates.
-        example: positional and keyword inputs.
+        model: the model without gates.
+        example: its positional and keyword inputs.
         gates: as ``write_ledger`` takes them.
-        found: what a walk over the model found, if it is known.
+        analysis: of this model with these inputs, if it is known.
     """
 
     def __init__(
@@ -49,28 +58,30 @@ class IndexSets:
         model: nn.Module,
         example: Any,
         gates: Mapping[Place, Tensor],
-        found: LabelledGraph | None = None,
+        analysis: Analysis | None = None,
     ) -> None:
         self.model, self.example = model, example
-        self.walk = found or propagate(trace(model, *example), model)
-        self.relations = Relations(self.walk)
-        for place, numbers in gates.items():
-            if place[1] != EACH:  # along an axis of size 1, or of a kernel, there are no units
-                nobody = torch.full_like(numbers, NOBODY)
-                self.relations.roots.setdefault(place, nobody)
+        analysis = analyze(model, *example) if analysis is None else analysis
+        self.labelled = analysis.labelled
+        without_units = {  # along an axis of size 1, or of a kernel, there are none
+            place: torch.full_like(numbers, NOBODY)
+            for place, numbers in gates.items()
+            if place[1] != EACH and place not in analysis.relations.roots
+        }
+        self.relations = analysis.relations.with_roots(without_units)
         self.gates = gates
-        self.alive = Aliveness(self.relations, gates)
+        self.alive = LivenessFormulas(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
         self.index_sets: list[IndexSet] = []
         self.rows: dict[Row, int] = {}
-        groups = [self.relations.units_of(group) for group in describe(self.walk, model, 1)]
+        groups = [*analysis.units_by_root.values()]
         self.never_empty = len(groups)
         alone = self.relations.removable - {root for roots in groups for root in roots}
         self.groups = groups + [[root] for root in sorted(alone)]
         self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
         for k, roots in enumerate(self.groups):
-            own = [self._number(self.alive.unit(root)) for root in roots]
-            self.index_sets.append(IndexSet(k, tuple(zip(own, own, strict=True))))
+            needs = [self._number(self.alive.unit(root)) for root in roots]
+            self.index_sets.append(IndexSet(k, tuple(zip(needs, needs, strict=True))))
         layers = selecting_layers(model, self.relations)
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
         self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
@@ -81,11 +92,11 @@ class IndexSets:
         }
 
     def row(self, roots: Tensor) -> int:
-        """The number of an axis among the sizes of the ledger, by the units along it."""
+        """The number of the row of an axis with these units."""
         return self.rows[self._row(roots)]
 
     def selection(self, path: str) -> tuple[int, int] | None:
-        """What arrives at a layer that may select among its inputs, and what it reads of that."""
+        """The rows of what arrives at a layer that selects inputs, and of what it reads."""
         for place, row in self._selected_in(path):
             return self.rows[self.arriving[place]], self.rows[row]
         return None
@@ -94,7 +105,7 @@ class IndexSets:
         return self.formulas.setdefault(formula, len(self.formulas))
 
     def _row(self, roots: Tensor) -> Row:
-        """An axis that is cut where units go."""
+        """The row of an axis that is cut with its units."""
         counts = Counter(self.group_of.get(root, NOBODY) for root in roots.tolist())
         base = counts.pop(NOBODY, 0)
         times = tuple((k, n / len(self.groups[k])) for k, n in sorted(counts.items()))
@@ -105,7 +116,7 @@ class IndexSets:
         return row
 
     def _apart(self, place: Place) -> Row | None:
-        """An axis whose indices go one by one; None where they go with their units."""
+        """The row of an axis whose indices are cut one by one, or None."""
         roots = self.relations.roots[place].tolist()
         hosts = [self.alive.unit(root) for root in roots]
         needs = self.alive.indices(place)
@@ -125,7 +136,7 @@ class IndexSets:
         return self.selected.get(place, self.arriving[place])
 
     def _selected_in(self, path: str) -> list[tuple[Place, Row]]:
-        """The input axis of a layer that selects, under whatever name it is called."""
+        """The input axes of a layer that selects inputs, under all names of the layer."""
         module = self.model.get_submodule(path)
         return [
             (place, row)

@@ -1,9 +1,23 @@
-"""Expected and delivered cost: one polynomial in the numbers of units that are alive.
+"""Expected and delivered cost: one polynomial in the probabilities that gates are open.
 
-A weight counts when its input unit and its output unit are alive, so a layer costs the product of
-two sizes, and a size is a sum over units. What a unit needs to be alive is a conjunction of
-clauses, each a disjunction of independent gates: a feature map of LeNet-5 needs its own gate, and
-one of those of its 16 inputs to the dense layer.
+1. Gate i is open with probability p_i, independently of the others. Of a delivered cost all p_i
+   are 0 or 1.
+2. A *clause* holds if at least one of its gates is open: P = 1 - prod_i (1 - p_i). A *formula* is
+   a conjunction of clauses; its probability is the product of theirs. A feature map of LeNet-5
+   needs two clauses: its gate, and one of the gates on its 16 inputs to the dense layer.
+3. An *index set* s holds indices of one group along axes that are kept for the same reasons. Most
+   index sets are the units of a group. Its mean count is n_s = sum_k m_sk P(f_k), where m_sk of
+   its indices need the formula f_k.
+4. The mean size of axis a is S_a = c_a + sum_s t_as n_s: c_a indices always stay, and t_as is the
+   number of times that the axis contains index set s.
+5. A weight counts while its input unit and its output unit are alive, so a layer costs a price
+   times a product of sizes. The cost of the model is a constant plus the sum of these terms.
+6. Two sizes in one term can depend on the same group. Then E[S_a S_b] also has the terms
+   t_as t_br Cov(n_s, n_r). With r the finer index set, Cov(n_s, n_r) = sum_i P(f_i) (1 - P(u_i)).
+   Here i runs over the indices of r, f_i is what index i needs, and u_i is what its unit needs;
+   f_i implies u_i.
+7. A group keeps at least one unit. A layer without inputs or outputs removes what only it reads or
+   makes. Both depend on whether an index set is empty, so a mean is taken case by case.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,369 +27,424 @@ import torch
 from torch import Tensor
 
 KINDS = ("params", "macs", "weight_bytes")
-"""The costs of a ledger, in the order of its results; as ``count`` counts them."""
+"""The kinds of cost, in the order of results; the same as the fields of ``Count``."""
 
-TINY = 1e-30
-"""Instead of a division by zero."""
+MIN_DIVISOR = 1e-30
+"""Divisors are at least this, to avoid a division by zero."""
 
-SURE = 1e-12
-"""A group that is left with nothing, or not, less often is not in doubt."""
+MIN_DOUBT = 1e-12
+"""A group is in doubt if P(empty) P(not empty) is larger than this."""
 
-FEW = 6
-"""Groups that are taken to be in doubt where code is compiled or captured: none can be asked."""
+MAX_DOUBTFUL_GROUPS_COMPILED = 6
+"""The number of groups in doubt where code is compiled or captured and cannot count them."""
 
-NONE = 1e-6
-"""An axis that is expected to have fewer indices has none, and what is as likely is not there."""
+MIN_EXPECTED_COUNT = 1e-6
+"""An axis, index or gate that is expected less often than this counts as absent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """What a model costs, given which of its gates are open. All indices are made once.
+    """The cost of a model as a function of its gates. All tables of indices are made once.
 
-    A strand is a set of indices along axes that are kept by formulas of their own; most are the
-    units of a group, wherever they lie. The size of an axis is what always stays, plus a multiple
-    of each strand's. A term is a number times a product of quantities: sizes, spreads of strands,
-    or numbers of inputs that layers select. Indices of -1 stand for the number 1.
+    The module docstring explains the terms. An index of -1 in a table stands for the number 1 in a
+    product, and for 0 in a clause.
 
     Args:
-        dense: the cost of the model without gates.
-        clauses: gates of every clause that has several, of which one must be open, by number:
-            first those that are tied, then all.
-        formulas: what must all hold, by number: first these clauses, then such gates.
-        needs: the formula of every kind of index.
-        hosts: the formula of the unit that such an index belongs to.
-        members: how many indices of each kind a strand has.
-        kinds: which kinds it has.
-        owners: the group of every strand; the last stands for none.
-        wholes: for every strand the one that has an index whenever it has: that of its group.
-        cases: of how many of these it is asked at most, for a mean, whether nothing is left.
-        base: indices of every axis that always stay.
-        times: how often an axis has each strand.
-        holds: whether it has it; the last stands for what always stays.
-        spare: how often an axis has one unit of each group that is never empty.
-        arriving: for an axis that selects among its inputs the axis without selection, else itself.
-        others: for each axis of a gated parameter the other axes of it.
-        sources: by which of these, or by something without gates at the end, the units of a group
-            are read, and by which they are made.
-        rounds: how often one death can bring another.
-        tied: gates, or none, that count while one of some axes of gated parameters, or of some of
-            their lines, is not cut off.
-        stands: which ones, by number, first axes and then lines: indices of parameters with gates
-            on single weights.
-        each: these gates.
-        ends: the formulas of the units at the ends of each such weight.
-        at: its lines.
-        lines: how many there are.
-        selecting: whether a layer selects among its inputs.
-        idles: axes by which layers select among inputs that others read too.
-        idle: the strands of each; empty for one that always has an input.
-        cuts: 0 for what is cut off where nothing is left along it, else 1.
-        alike: for every gate a number, the same for those of one site that cost the same.
-        pairs: strands of one group whose sizes are multiplied, the finer one last.
-        factors: the quantities of each term.
-        prices: the number of each term, by kind of cost.
-        constant: what no term has.
-        told: where units were removed in training, the place of every gate among those that are
-            left, and thus told; -1 for one that is gone.
+        dense: cost of the model without gates, by kind of cost.
+        clauses: the gates of each clause with several, as positions in the list of conditional
+            gates followed by all gates.
+        formulas: the clauses of each formula, as positions in the list of ``clauses`` followed by
+            conditional gates and all gates.
+        index_formulas: the formula f_k of each kind of index.
+        unit_formulas: the formula of the unit that each kind of index belongs to.
+        kind_counts: m_sk, the number of indices of each kind in each index set.
+        kinds_of_set: the kinds of each index set.
+        group_of_set: the group of each index set; -1 for indices that belong to no group.
+        whole_set: for each index set the index set of its whole group, which is empty only if this
+            one is; the index set itself if it has no group.
+        max_doubtful: the largest number of groups in doubt that ``mean`` distinguishes cases of.
+        fixed_counts: c_a, the number of indices of each axis that always stay.
+        set_multiples: t_as, the number of times that each axis contains each index set.
+        contains_set: whether t_as > 0; the last column is whether c_a > 0.
+        unit_widths: the indices that one unit takes along each axis, for each group that keeps
+            at least one unit.
+        arriving_axes: for an axis that selects among its inputs the axis before the selection, for
+            any other axis itself.
+        other_axes: for each axis of a gated parameter the other axes of that parameter.
+        read_and_made_by: the axes of gated parameters that read the units of each group, and those
+            that make them; the last column is any reader or maker without gates.
+        liveness_rounds: how many times in a row one removal can cause another.
+        conditional_gates: gates that count only while one of some axes or lines is not cut off; -1
+            for a condition without a gate. A line is one index along an axis of a parameter with
+            gates on single weights.
+        condition_axes: these axes and lines of each conditional gate; lines are numbered after
+            axes.
+        weight_gates: the gates on single weights.
+        weight_unit_formulas: for each such gate the formulas of the units that the weight connects.
+        weight_lines: for each such gate the lines that the weight lies on.
+        line_count: the number of lines.
+        has_selection: whether a layer selects among its inputs.
+        idle_axes: axes that select among inputs which other layers read too. Such a layer is idle
+            if none of its inputs is selected.
+        idle_sets: the index sets of each of these axes.
+        idle_cuts: for each of these axes 0 for what is cut off if it is idle, else 1.
+        gate_kinds: a number for each gate; gates of one site with equal costs share a number.
+        set_pairs: pairs of index sets of one group whose covariance a term needs, the finer one
+            last.
+        term_factors: the factors of each term, as positions in the list of sizes, covariances and
+            numbers of selected inputs.
+        term_prices: the price of each term, by kind of cost.
+        constant_cost: cost that depends on no gate, by kind of cost.
+        remaining_positions: after units were removed in training, the position of each original
+            gate among the remaining gates; -1 if it is removed.
     """
 
     dense: Tensor
     clauses: Tensor
     formulas: Tensor
-    needs: Tensor
-    hosts: Tensor
-    members: Tensor
-    kinds: Tensor
-    owners: Tensor
-    wholes: Tensor
-    cases: int
-    base: Tensor
-    times: Tensor
-    holds: Tensor
-    spare: Tensor
-    arriving: Tensor
-    others: Tensor
-    sources: Tensor
-    rounds: int
-    tied: Tensor
-    stands: Tensor
-    each: Tensor
-    ends: Tensor
-    at: Tensor
-    lines: int
-    selecting: bool
-    idles: Tensor
-    idle: Tensor
-    cuts: Tensor
-    alike: Tensor
-    pairs: Tensor
-    factors: Tensor
-    prices: Tensor
-    constant: Tensor
-    told: Tensor | None = None
+    index_formulas: Tensor
+    unit_formulas: Tensor
+    kind_counts: Tensor
+    kinds_of_set: Tensor
+    group_of_set: Tensor
+    whole_set: Tensor
+    max_doubtful: int
+    fixed_counts: Tensor
+    set_multiples: Tensor
+    contains_set: Tensor
+    unit_widths: Tensor
+    arriving_axes: Tensor
+    other_axes: Tensor
+    read_and_made_by: Tensor
+    liveness_rounds: int
+    conditional_gates: Tensor
+    condition_axes: Tensor
+    weight_gates: Tensor
+    weight_unit_formulas: Tensor
+    weight_lines: Tensor
+    line_count: int
+    has_selection: bool
+    idle_axes: Tensor
+    idle_sets: Tensor
+    idle_cuts: Tensor
+    gate_kinds: Tensor
+    set_pairs: Tensor
+    term_factors: Tensor
+    term_prices: Tensor
+    constant_cost: Tensor
+    remaining_positions: Tensor | None = None
 
-    def among(self, left: Tensor, gates: int) -> "Ledger":
-        """The same, asked about some of so many gates, by number; the others are shut for good."""
-        told = torch.full((gates,), -1, device=left.device)
-        told[left] = torch.arange(len(left), device=left.device)
-        return replace(self, told=told)
+    def for_remaining(self, remaining: Tensor, gates: int) -> "Ledger":
+        """The same ledger for a model with some of its gates removed.
 
-    def kinds_of_gates(self) -> Tensor:
-        """As ``alike``, of the gates that are left."""
-        if self.told is None:
-            return self.alike
-        left = self.told >= 0
-        return self.alike[left][self.told[left].argsort()]
+        Args:
+            remaining: the numbers of the remaining gates, in their order.
+            gates: the number of gates before.
+        """
+        positions = torch.full((gates,), -1, device=remaining.device)
+        positions[remaining] = torch.arange(len(remaining), device=remaining.device)
+        return replace(self, remaining_positions=positions)
+
+    def remaining_gate_kinds(self) -> Tensor:
+        """``gate_kinds`` of the remaining gates, in their order."""
+        if self.remaining_positions is None:
+            return self.gate_kinds
+        remaining = self.remaining_positions >= 0
+        return self.gate_kinds[remaining][self.remaining_positions[remaining].argsort()]
 
     def cost(self, gates: Tensor) -> Tensor:
-        """Of every kind, what compaction leaves where these gates, 0 or 1, are open.
+        """The cost after compaction if these gates (0 or 1) are open, by kind of cost.
 
-        For probabilities, of independent gates, it is the mean as long as no group can be left
-        with nothing, and near it while that is unlikely; its gradient leaves out what such a group
-        takes along.
+        Of probabilities it is the mean cost while no group can become empty, and close to it while
+        that is unlikely. Its gradient ignores what an empty group would remove.
         """
-        now = self._settled(gates)
-        return self._total(*self._left(now.number, now.some, now.reached), now.spread, now)
+        state = self._set_state(gates)
+        sizes, selected = self._axis_sizes(state.mean_count, state.nonempty, state.connected)
+        return self._total_cost(sizes, selected, state.covariance, state)
 
     def mean(self, gates: Tensor) -> Tensor:
-        """The mean over draws of independent gates that are open with these probabilities.
+        """The mean cost over draws of independent gates with these probabilities to be open.
 
-        By cases: each of the groups that are in doubt is left with nothing, or not. Exact unless
-        that are more than twelve (six where code is compiled), a gate stands in two clauses of one
-        formula, or named sites gate one of several layers that read or make a unit; bytes of the
-        indices that layers select are near it. Single weights of a unit are taken to be shut
-        together only where that is certain.
+        It is a sum over cases: each group in doubt is empty, or not. It is exact except where
+
+        - more than twelve groups are in doubt (six if the code is compiled);
+        - a gate is in two clauses of one formula;
+        - named sites gate only one of several layers that read or make a unit;
+        - layers select among their inputs: the bytes of the selected indices are approximate;
+        - single weights are gated: the weights of a unit count as closed together only if that is
+          certain.
         """
         weights, given = self._cases(gates)
-        now = self._settled(gates, given)
-        numbers = now.number * given  # E[n | case], since n is 0 where nothing is left
-        together = (_pairs(now.number, self.pairs) + now.spread) * given[:, self.pairs[:, 1]]
-        spreads = together - _pairs(numbers, self.pairs)
-        some = (now.some * given).clamp(max=1)
-        idle = self._idle(gates, given, replace(now, some=some)) if len(self.idles) else None
-        return weights @ self._total(*self._left(numbers, some, now.reached, idle), spreads, now)
+        state = self._set_state(gates, given)
+        counts = state.mean_count * given  # E[n | case], since n is 0 if the set is empty
+        products = _pair_products(state.mean_count, self.set_pairs) + state.covariance
+        products = products * given[:, self.set_pairs[:, 1]]
+        covariances = products - _pair_products(counts, self.set_pairs)
+        nonempty = (state.nonempty * given).clamp(max=1)
+        idle = None
+        if len(self.idle_axes):
+            idle = self._idle_selections(gates, given, replace(state, nonempty=nonempty))
+        sizes, selected = self._axis_sizes(counts, nonempty, state.connected, idle)
+        return weights @ self._total_cost(sizes, selected, covariances, state)
 
     def sizes(self, gates: Tensor) -> Tensor:
-        """Of every axis, as ``cost``."""
-        now = self._settled(gates)
-        return self._left(now.number, now.some, now.reached)[0]
+        """The size of each axis, for gates as in ``cost``."""
+        state = self._set_state(gates)
+        return self._axis_sizes(state.mean_count, state.nonempty, state.connected)[0]
 
     @property
     def dense_sizes(self) -> Tensor:
-        """The size of every axis with all gates open."""
-        return self._sizes(self.members.sum(1))
+        """The size of each axis with all gates open."""
+        return self._sizes_from_counts(self.kind_counts.sum(1))
 
-    def _settled(self, gates: Tensor, given: Tensor | None = None) -> "Settled":
-        """What is known of the strands when all that one death brings has been followed.
+    def _set_state(self, gates: Tensor, given: Tensor | None = None) -> "SetState":
+        """The state of the index sets after every removal that another one causes.
 
-        A layer of which nothing is left takes along what it alone reads or makes. No gate is to
-        take all others along: this has no gradient. Of probabilities both is the smaller and
-        either the larger one: what is certain about all but one is exact, and going round in
-        circles changes nothing.
+        A layer with nothing left removes what only it reads or makes. This has no gradient, so that
+        no gate is pushed to remove all others. Of probabilities, "and" is the minimum and "or" the
+        maximum. That is exact if all but one are certain, and repeating it on a cycle changes
+        nothing.
         """
-        gates = self._asked(gates)
-        live = self._everything(gates)
-        formulas = self._formulas(gates, live)
-        number, spread, some = self._moments(formulas)
-        reached = torch.ones_like(some)
-        for _ in range(self.rounds):
-            now = some.detach()
+        gates = self._all_gates(gates)
+        uncut = self._nothing_cut(gates)
+        formulas = self._formula_probabilities(gates, uncut)
+        mean_count, covariance, nonempty = self._set_moments(formulas)
+        connected = torch.ones_like(nonempty)
+        for _ in range(self.liveness_rounds):
+            now = nonempty.detach()
             if given is not None:
                 now = (now * given.detach()).clamp(max=1)
-            alive = self.holds * _then(torch.minimum(now, reached), 1)[..., None, :]
-            rest = _then(_then(alive.amax(-1), 1)[..., self.others].amin(-1), 1)
-            groups = (self.sources * rest[..., None, None, :]).amax(-1).amin(-2)  # read, and made
-            reached = _then(groups, 1)[..., self.owners]
-            if len(self.tied):
-                axes, lines = (rest[..., :-1] > NONE).double(), self._lines(gates, formulas)
-                live = torch.cat([axes, lines.expand(*axes.shape[:-1], -1)], -1)
-                formulas = self._formulas(gates, live)
-                number, spread, some = self._moments(formulas)
-        return Settled(formulas, number, spread, some, reached, live)
+            in_axis = self.contains_set * _append(torch.minimum(now, connected), 1)[..., None, :]
+            axis_nonempty = _append(in_axis.amax(-1), 1)
+            works = _append(axis_nonempty[..., self.other_axes].amin(-1), 1)
+            read, made = (self.read_and_made_by * works[..., None, None, :]).amax(-1).unbind(-2)
+            connected = _append(torch.minimum(read, made), 1)[..., self.group_of_set]
+            if len(self.conditional_gates):
+                axes = (works[..., :-1] > MIN_EXPECTED_COUNT).double()
+                lines = self._open_lines(gates, formulas)
+                uncut = torch.cat([axes, lines.expand(*axes.shape[:-1], -1)], -1)
+                formulas = self._formula_probabilities(gates, uncut)
+                mean_count, covariance, nonempty = self._set_moments(formulas)
+        return SetState(formulas, mean_count, covariance, nonempty, connected, uncut)
 
-    def _idle(self, gates: Tensor, given: Tensor, now: "Settled") -> tuple[Tensor, Tensor]:
-        """Of layers that select among their inputs: how likely none is left, and all that arrives.
+    def _idle_selections(
+        self, gates: Tensor, given: Tensor, state: "SetState"
+    ) -> tuple[Tensor, Tensor]:
+        """The probability that each layer of ``idle_axes`` is idle, and its mean size if it is.
 
-        Their own gates are then shut; units that another layer reads too are there because of it.
+        An idle layer keeps all inputs that arrive. Its gates are closed then, so these inputs are
+        there for other layers.
         """
-        chance = _product(1 - _then(torch.minimum(now.some, now.reached), 0)[..., self.idle])
-        arriving = []
-        for row, cut in zip(self.arriving[self.idles].split(1), self.cuts, strict=True):
-            number, _, some = self._moments(self._formulas(self._asked(gates), now.live * cut))
-            sizes, _ = self._left(number * given, (some * given).clamp(max=1), now.reached)
-            arriving.append(sizes.index_select(-1, row))
-        return chance, torch.cat(arriving, -1)
+        nonempty = torch.minimum(state.nonempty, state.connected)
+        idle_probability = _product(1 - _append(nonempty, 0)[..., self.idle_sets])
+        arriving_sizes = []
+        arriving = self.arriving_axes[self.idle_axes].split(1)
+        for axis, cut in zip(arriving, self.idle_cuts, strict=True):
+            formulas = self._formula_probabilities(self._all_gates(gates), state.uncut * cut)
+            counts, _, nonempty = self._set_moments(formulas)
+            nonempty = (nonempty * given).clamp(max=1)
+            sizes, _ = self._axis_sizes(counts * given, nonempty, state.connected)
+            arriving_sizes.append(sizes.index_select(-1, axis))
+        return idle_probability, torch.cat(arriving_sizes, -1)
 
-    def _all(self, formulas: Tensor) -> Tensor:
-        """The mean number of indices a layer has where it reads all that arrives, else none."""
-        needs, hosts = formulas[..., self.needs], formulas[..., self.hosts]
-        sure = (1 - hosts + needs).clamp(min=TINY)  # that an index does not arrive unread
-        every = (sure.log() @ self.members.T) @ self.times.T
-        return every.exp() * (self.base + ((needs / sure) @ self.members.T) @ self.times.T)
+    def _mean_if_all_selected(self, formulas: Tensor) -> Tensor:
+        """For each axis E[size; every index that arrives is selected].
 
-    def _lines(self, gates: Tensor, formulas: Tensor) -> Tensor:
-        """Along which indices there is a single weight that is open, and has its other ends."""
-        if not self.lines:
+        An index that needs f and whose unit needs u is no obstacle with P = 1 - P(u) + P(f).
+        """
+        index, unit = formulas[..., self.index_formulas], formulas[..., self.unit_formulas]
+        no_obstacle = (1 - unit + index).clamp(min=MIN_DIVISOR)
+        log_all = (no_obstacle.log() @ self.kind_counts.T) @ self.set_multiples.T
+        counts = (index / no_obstacle) @ self.kind_counts.T
+        return log_all.exp() * (self.fixed_counts + counts @ self.set_multiples.T)
+
+    def _open_lines(self, gates: Tensor, formulas: Tensor) -> Tensor:
+        """1 for each line with an open weight whose other units are alive, else 0."""
+        if not self.line_count:
             return gates.new_ones(0)
-        alive = (_then(formulas, 1)[..., self.ends] > NONE).double()
-        is_open = (gates[self.each] > NONE).double()
-        found = alive.new_zeros(*alive.shape[:-2], self.lines + 1)
-        for d in range(self.ends.shape[1]):
-            others = [alive[..., k] for k in range(self.ends.shape[1]) if k != d]
+        alive = _append(formulas, 1)[..., self.weight_unit_formulas] > MIN_EXPECTED_COUNT
+        alive = alive.double()
+        is_open = (gates[self.weight_gates] > MIN_EXPECTED_COUNT).double()
+        lines = alive.new_zeros(*alive.shape[:-2], self.line_count + 1)
+        dims = range(self.weight_unit_formulas.shape[1])
+        for d in dims:
+            others = [alive[..., k] for k in dims if k != d]
             values = reduce(torch.mul, others, is_open.expand(alive.shape[:-1]))
-            at = self.at[:, d].remainder(self.lines + 1).expand(alive.shape[:-1])
-            found = found.scatter_reduce(-1, at, values, "amax")
-        return found[..., :-1]
+            places = self.weight_lines[:, d].remainder(self.line_count + 1)
+            places = places.expand(alive.shape[:-1])
+            lines = lines.scatter_reduce(-1, places, values, "amax")
+        return lines[..., :-1]
 
-    def _everything(self, gates: Tensor) -> Tensor:
-        """Nothing is cut off."""
-        return gates.new_ones(self.sources.shape[2] - 1 + self.lines)
+    def _nothing_cut(self, gates: Tensor) -> Tensor:
+        """1 for every axis and line."""
+        return gates.new_ones(self.read_and_made_by.shape[2] - 1 + self.line_count)
 
-    def _asked(self, gates: Tensor) -> Tensor:
-        """Of all gates, those that are gone included."""
-        if self.told is None:
+    def _all_gates(self, gates: Tensor) -> Tensor:
+        """The values of all original gates in float64; removed gates are 0."""
+        if self.remaining_positions is None:
             return gates.double()
-        return _then(gates.double(), 0)[self.told]
+        return _append(gates.double(), 0)[self.remaining_positions]
 
-    def _formulas(self, gates: Tensor, live: Tensor) -> Tensor:
-        """The probability of each, where what is not live is cut off."""
+    def _formula_probabilities(self, gates: Tensor, uncut: Tensor) -> Tensor:
+        """The probability of each formula; ``uncut`` is 0 for the axes and lines that are cut."""
         values = gates
-        if len(self.tied):
-            tied = _then(gates, 1)[self.tied] * live[..., self.stands].amax(-1)
-            values = torch.cat([tied, gates.expand(*live.shape[:-1], -1)], -1)
+        if len(self.conditional_gates):
+            conditions = uncut[..., self.condition_axes].amax(-1)
+            conditional = _append(gates, 1)[self.conditional_gates] * conditions
+            values = torch.cat([conditional, gates.expand(*uncut.shape[:-1], -1)], -1)
         if len(self.clauses):
-            values = torch.cat([_either(_then(values, 0)[..., self.clauses]), values], -1)
-        return _product(_then(values, 1)[..., self.formulas])
+            clauses = _any_probability(_append(values, 0)[..., self.clauses])
+            values = torch.cat([clauses, values], -1)
+        return _product(_append(values, 1)[..., self.formulas])
 
-    def _moments(self, formulas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the strands the mean number of indices and the probability that there is one.
-
-        Between them, what the mean of a product of two numbers has more than their means.
-        """
-        needs = formulas[..., self.needs]
-        spread = needs.new_zeros(*needs.shape[:-1], 0)
-        if len(self.pairs):
-            alone = needs * (1 - formulas[..., self.hosts])
-            spread = (alone @ self.members.T)[..., self.pairs[:, 1]]
-        return needs @ self.members.T, spread, _either(_then(needs, 0)[..., self.kinds])
+    def _set_moments(self, formulas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each index set the mean count, for each pair the covariance, and P(not empty)."""
+        kinds = formulas[..., self.index_formulas]
+        covariance = kinds.new_zeros(*kinds.shape[:-1], 0)
+        if len(self.set_pairs):
+            per_kind = kinds * (1 - formulas[..., self.unit_formulas])
+            covariance = (per_kind @ self.kind_counts.T)[..., self.set_pairs[:, 1]]
+        nonempty = _any_probability(_append(kinds, 0)[..., self.kinds_of_set])
+        return kinds @ self.kind_counts.T, covariance, nonempty
 
     def _cases(self, gates: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the groups in doubt each has an open gate or not: how likely every case is.
+        """The probability of each case, and for each index set 1[not empty] / P(not empty).
 
-        And what it makes of the mean number in every strand.
+        In a case each group in doubt is empty, or not. The second result turns a mean into a mean
+        given the case.
         """
-        gates = self._asked(gates)
-        some = self._moments(self._formulas(gates, self._everything(gates)))[2]
-        whole = self.wholes == torch.arange(len(some), device=some.device)
-        doubt = torch.where(whole, some * (1 - some), -1.0).detach()
-        many = min(self.cases, FEW if _fixed(doubt) else int((doubt > SURE).sum()))
-        doubtful = doubt.topk(many).indices
-        digits = torch.arange(many, device=some.device)
-        left = (torch.arange(2**many, device=some.device)[:, None] >> digits) & 1
-        chosen = some[doubtful]
-        weights = torch.where(left > 0, chosen, 1 - chosen).unbind(1)
-        given = some.new_ones(len(left), len(some))
-        given = given.index_copy(1, doubtful, left / chosen.clamp(min=TINY))
-        return reduce(torch.mul, weights, some.new_ones(len(left))), given[:, self.wholes]
+        gates = self._all_gates(gates)
+        formulas = self._formula_probabilities(gates, self._nothing_cut(gates))
+        nonempty = self._set_moments(formulas)[2]
+        is_whole = self.whole_set == torch.arange(len(nonempty), device=nonempty.device)
+        doubt = torch.where(is_whole, nonempty * (1 - nonempty), -1.0).detach()
+        if _values_unreadable(doubt):
+            doubtful_count = MAX_DOUBTFUL_GROUPS_COMPILED
+        else:
+            doubtful_count = int((doubt > MIN_DOUBT).sum())
+        doubtful_count = min(self.max_doubtful, doubtful_count)
+        doubtful = doubt.topk(doubtful_count).indices
+        bits = torch.arange(doubtful_count, device=nonempty.device)
+        cases = torch.arange(2**doubtful_count, device=nonempty.device)
+        is_nonempty = (cases[:, None] >> bits) & 1
+        probability = nonempty[doubtful]
+        weights = torch.where(is_nonempty > 0, probability, 1 - probability).unbind(1)
+        given = nonempty.new_ones(len(cases), len(nonempty))
+        scales = is_nonempty / probability.clamp(min=MIN_DIVISOR)
+        given = given.index_copy(1, doubtful, scales)
+        return reduce(torch.mul, weights, nonempty.new_ones(len(cases))), given[:, self.whole_set]
 
-    def _total(self, sizes: Tensor, chosen: Tensor, spread: Tensor, now: "Settled") -> Tensor:
-        """All terms, from the mean sizes of the axes; there may be several cases."""
+    def _total_cost(
+        self, sizes: Tensor, selected: Tensor, covariance: Tensor, state: "SetState"
+    ) -> Tensor:
+        """The sum of all terms, by kind of cost; there may be several cases."""
         quantities = [sizes]
-        if len(self.pairs):
-            quantities.append(spread * now.reached[..., self.pairs[:, 1]])
-        if self.selecting:
-            quantities.append((chosen - self._all(now.formulas)).clamp(min=0))
-        values = _then(torch.cat(quantities, -1), 1)
-        return self.constant + _product(values[..., self.factors]) @ self.prices.T
+        if len(self.set_pairs):
+            quantities.append(covariance * state.connected[..., self.set_pairs[:, 1]])
+        if self.has_selection:  # a layer that selects all inputs stores no indices
+            stored = selected - self._mean_if_all_selected(state.formulas)
+            quantities.append(stored.clamp(min=0))
+        values = _append(torch.cat(quantities, -1), 1)
+        products = _product(values[..., self.term_factors])
+        return self.constant_cost + products @ self.term_prices.T
 
-    def _left(
+    def _axis_sizes(
         self,
-        numbers: Tensor,
-        some: Tensor,
-        reached: Tensor,
+        counts: Tensor,
+        nonempty: Tensor,
+        connected: Tensor,
         idle: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Sizes of the axes, and how many of its indices each selects.
+        """The size of each axis, and the number of indices that it selects if it selects.
 
-        Every group keeps one unit; nothing left to select, all stays.
+        An empty group keeps one unit. A layer that would select nothing keeps all its inputs.
         """
-        numbers = numbers * (reached / torch.maximum(some, reached).clamp(min=TINY))
-        empty = 1 - torch.minimum(some, reached)[..., : self.spare.shape[1]]
-        own, spare = self._sizes(numbers), empty @ self.spare.T
-        sizes = own + spare
-        if not self.selecting:
+        scale = connected / torch.maximum(nonempty, connected).clamp(min=MIN_DIVISOR)
+        empty = 1 - torch.minimum(nonempty, connected)[..., : self.unit_widths.shape[1]]
+        from_sets, kept_units = self._sizes_from_counts(counts * scale), empty @ self.unit_widths.T
+        sizes = from_sets + kept_units
+        if not self.has_selection:
             return sizes, sizes.new_zeros(0)
-        arriving, has_some = sizes[..., self.arriving], own > NONE
-        chosen = torch.where(has_some & (arriving - sizes > NONE), sizes, 0.0)
-        sizes = torch.where(has_some, sizes, arriving)
+        arriving, has_any = sizes[..., self.arriving_axes], from_sets > MIN_EXPECTED_COUNT
+        selects = has_any & (arriving - sizes > MIN_EXPECTED_COUNT)
+        selected = torch.where(selects, sizes, 0.0)
+        sizes = torch.where(has_any, sizes, arriving)
         if idle is None:
-            return sizes, chosen
-        chance, all_of_it = idle
-        rows = self.idles
-        mean = own[..., rows] + (1 - chance) * spare[..., rows] + chance * all_of_it
-        return sizes.index_copy(-1, rows, mean), chosen
+            return sizes, selected
+        idle_probability, idle_sizes = idle
+        axes = self.idle_axes
+        mean = from_sets[..., axes] + (1 - idle_probability) * kept_units[..., axes]
+        mean = mean + idle_probability * idle_sizes
+        return sizes.index_copy(-1, axes, mean), selected
 
-    def _sizes(self, numbers: Tensor) -> Tensor:
-        return self.base + numbers @ self.times.T
+    def _sizes_from_counts(self, counts: Tensor) -> Tensor:
+        """S_a = c_a + sum_s t_as n_s."""
+        return self.fixed_counts + counts @ self.set_multiples.T
 
     def to(self, device: torch.device) -> "Ledger":
-        """The same on another device."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: v.to(device) for k, v in own.items() if isinstance(v, Tensor)}
+        """The same ledger on another device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
         return replace(self, **moved)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
-    """What is known of the strands, perhaps case by case.
+class SetState:
+    """The state of the index sets; with cases, its tensors have a dimension of cases first.
 
     Args:
-        formulas: the probability of each.
-        number: the mean number of indices.
-        spread: what the mean of a product of two numbers has more than their means.
-        some: the probability that there is one.
-        reached: whether something reads and something makes their units.
-        live: 0 for what is cut off, else 1.
+        formulas: the probability of each formula.
+        mean_count: n_s, the mean number of indices in each index set.
+        covariance: Cov(n_s, n_r) for each of the ledger's ``set_pairs``.
+        nonempty: the probability that each index set is not empty.
+        connected: whether something reads and something makes the units of each index set.
+        uncut: 0 for each axis and line that is cut off, else 1.
     """
 
     formulas: Tensor
-    number: Tensor
-    spread: Tensor
-    some: Tensor
-    reached: Tensor
-    live: Tensor
+    mean_count: Tensor
+    covariance: Tensor
+    nonempty: Tensor
+    connected: Tensor
+    uncut: Tensor
 
 
-def _fixed(values: Tensor) -> bool:
-    """Whether what is computed may not depend on numbers."""
+def _values_unreadable(values: Tensor) -> bool:
+    """Whether code may not branch on these values: on meta, compiled, or in a CUDA graph."""
     if values.is_meta or torch.compiler.is_compiling():
         return True
     return values.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _then(values: Tensor, last: float) -> Tensor:
-    """With a number at the end, where the index -1 finds it."""
+def _append(values: Tensor, last: float) -> Tensor:
+    """Append a number along the last dimension, where the index -1 reads it."""
     return torch.cat([values, values.new_full((*values.shape[:-1], 1), last)], -1)
 
 
-def _pairs(numbers: Tensor, pairs: Tensor) -> Tensor:
-    """Products of two each."""
+def _pair_products(numbers: Tensor, pairs: Tensor) -> Tensor:
+    """The product of the two numbers of each pair."""
     return numbers[..., pairs[:, 0]] * numbers[..., pairs[:, 1]]
 
 
 def _product(values: Tensor) -> Tensor:
-    """Over the last dimension, a power of two, by halves: torch.prod waits for the device."""
+    """The product over the last dimension, whose size is a power of two.
+
+    By halves, because the backward of torch.prod synchronizes with the device.
+    """
     while values.shape[-1] > 1:
         first, second = values.chunk(2, -1)
         values = first * second
     return values.squeeze(-1)
 
 
-def _either(values: Tensor) -> Tensor:
-    """The probability of one or more, exact however small they are; with slopes at 0 and 1 too."""
-    sure = values >= 1
-    many = sure.sum(-1)
-    others = torch.log1p(-values.masked_fill(sure, 0.0)).sum(-1)  # that none of them, as a log
-    lacks = torch.where(sure, 1 - values, 0.0).sum(-1)  # 0: for the slope of the one that is sure
-    one = 1 - others.exp() * torch.where(many == 1, lacks, 0.0)
-    return torch.where(many > 0, one, -torch.expm1(others))
+def _any_probability(values: Tensor) -> Tensor:
+    """1 - prod(1 - p) over the last dimension: the probability that at least one holds.
+
+    Exact for small p, and with the right gradient for p of 0 and 1 too.
+    """
+    certain = values >= 1
+    certain_count = certain.sum(-1)
+    log_no_other = torch.log1p(-values.masked_fill(certain, 0.0)).sum(-1)
+    certain_lack = torch.where(certain, 1 - values, 0.0).sum(-1)  # 0, kept for its gradient
+    if_certain = 1 - log_no_other.exp() * torch.where(certain_count == 1, certain_lack, 0.0)
+    return torch.where(certain_count > 0, if_certain, -torch.expm1(log_no_other))

@@ -1,4 +1,4 @@
-"""The ledger of a model, written once: formulas, strands, sizes and terms."""
+"""Write the ledger of a model: its formulas, index sets, sizes and terms."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,35 +14,36 @@ from hardconcrete.cost.count import count
 from hardconcrete.cost.index_sets import NOBODY, IndexSets, Row
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.cost.liveness_formulas import EACH, Element
-from hardconcrete.cost.ragged import filled, joined, padded
-from hardconcrete.graph.propagate import LabelledGraph, first_names, named_tensors
-from hardconcrete.graph.trace import at_least_two
-from hardconcrete.units.group import Place
+from hardconcrete.cost.ragged import concatenate_tables, pad_rows, repeat_to_width
+from hardconcrete.graph.propagate import first_names, named_tensors
+from hardconcrete.graph.trace import at_least_two_examples
+from hardconcrete.units import Analysis
+from hardconcrete.units.axis import Place
 
 INDEX_BYTES = 8
-"""Memory of one index that a layer selects its inputs by."""
+"""Bytes of one index in a layer that selects its inputs."""
 
-CASES = 12
-"""Groups that are in doubt together, at most, where a mean is taken."""
+MAX_DOUBTFUL_GROUPS = 12
+"""The largest number of groups in doubt for which a mean distinguishes cases."""
 
-ROOM = 1 << 24
-"""Numbers that their cases may take, for each table of the ledger."""
+MAX_TABLE_NUMBERS = 1 << 24
+"""The largest table of a mean: numbers of the ledger's largest table, times cases."""
 
 
 def write_ledger(
     model: nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
     gates: Mapping[Place, Tensor],
-    found: LabelledGraph | None = None,
+    analysis: Analysis | None = None,
 ) -> Ledger:
-    """All that is needed to know what a model costs when some gates are shut.
+    """Write the ledger of a model, which gives its cost for any gates.
 
     Args:
-        model: without gates.
-        example: positional and keyword inputs, which multiply-adds are counted for.
-        gates: for the axes that are gated, the number of the gate of every index, or -1; for a
-            parameter with gates on single weights, under ``EACH``, that of each.
-        found: what a walk over the model found, if it is known.
+        model: the model without gates.
+        example: positional and keyword inputs. Multiply-adds are counted for these.
+        gates: for each gated axis the number of the gate of each index, or -1; under ``EACH``, for
+            a parameter with gates on single weights, the number of the gate of each weight.
+        analysis: the analysis of the model for this example, if you have it.
 
     Example:
         >>> import torch
@@ -50,78 +51,88 @@ def write_ledger(
         >>> gates = {("2.weight", 1): torch.tensor([0, 1, 2])}
         >>> example = (torch.zeros(2, 4),), {}
         >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
-        >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # of 4-2-2, for two examples
+        >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # layers 4-2-2, two examples
         [16.0, 24.0, 64.0]
-        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # once in eight times one is kept
+        >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # if all close, one stays
         [13.375, 19.5, 53.5]
     """
-    return LedgerWriter(model, example, gates, found).ledger()
+    return LedgerWriter(model, example, gates, analysis).ledger()
 
 
 class LedgerWriter(IndexSets):
-    """All that is found of a model, and how it is written down."""
+    """Collects the index sets and terms of a model and makes the tables of its ledger."""
 
     def ledger(self) -> Ledger:
-        """Everything, as tensors."""
+        """Make the ledger."""
         self.pairs: dict[tuple[int, int], int] = {}
         self.terms: list[tuple[tuple[float, ...], list[tuple[str, int]]]] = []
         dense = count(self.model, *self.example)
-        self._note_tensors()
-        rest = dense.macs - self._note_contractions(dense.macs)
+        self._add_tensor_terms()
+        rest = dense.macs - self._add_contraction_terms(dense.macs)
         ledger = Ledger(
             dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
-            constant=_numbers([[0.0, rest, 0.0]])[0],
-            **self._each(),
-            **self._needs(),
-            **self._sizes(),
-            **self._idle(),
-            alike=self._alike(),
-            **self._reach(),
-            **self._factors(),
+            constant_cost=_numbers([[0.0, rest, 0.0]])[0],
+            **self._weight_tables(),
+            **self._formula_tables(),
+            **self._size_tables(),
+            **self._selection_tables(),
+            gate_kinds=self._gate_kinds(),
+            **self._connection_tables(),
+            **self._term_tables(),
         )
-        tables = [ledger.sources, ledger.holds, ledger.factors]
-        if len(ledger.tied):  # what a unit needs is another thing in every case
-            tables += [ledger.clauses, ledger.formulas, ledger.kinds, ledger.ends]
+        tables = [ledger.read_and_made_by, ledger.contains_set, ledger.term_factors]
+        if len(ledger.conditional_gates):  # formulas then have other values in each case
+            tables += [
+                ledger.clauses,
+                ledger.formulas,
+                ledger.kinds_of_set,
+                ledger.weight_unit_formulas,
+            ]
         largest = max(table.numel() for table in tables)
-        room = max(1, ROOM // max(largest, 1)).bit_length() - 1
-        return replace(ledger, cases=min(ledger.cases, CASES, room))
+        affordable = max(1, MAX_TABLE_NUMBERS // max(largest, 1)).bit_length() - 1
+        return replace(
+            ledger, max_doubtful=min(ledger.max_doubtful, MAX_DOUBTFUL_GROUPS, affordable)
+        )
 
-    def _note_tensors(self) -> None:
-        """Terms of all parameters and buffers, and of the indices that layers select."""
+    def _add_tensor_terms(self) -> None:
+        """Add terms for the parameters and buffers, and for the indices that layers select."""
         first = first_names(self.model)
         for name, tensor in named_tensors(self.model).items():
             if first[name] == name:
                 dims = [d for d in range(tensor.dim()) if (name, d) in self.arriving]
-                each = tensor.numel() / prod(tensor.shape[d] for d in dims)
-                counted = each if isinstance(tensor, nn.Parameter) else 0.0
-                prices = counted, 0.0, each * tensor.element_size()
-                self._note(prices, [self._kept((name, d)) for d in dims])
+                entries = tensor.numel() / prod(tensor.shape[d] for d in dims)
+                params = entries if isinstance(tensor, nn.Parameter) else 0.0
+                prices = params, 0.0, entries * tensor.element_size()
+                self._add_terms(prices, [self._kept((name, d)) for d in dims])
         for row in self.selected.values():
             self.terms.append(((0.0, 0.0, INDEX_BYTES), [("selects", self.rows[row])]))
 
-    def _note_contractions(self, dense: int) -> float:
-        """Terms of all multiply-adds, which are returned; one example was traced as two."""
-        contractions = self.walk.scope.contractions
-        traced = at_least_two(self.example)
+    def _add_contraction_terms(self, dense: int) -> float:
+        """Add terms for the multiply-adds of all contractions, and return how many those are.
+
+        A batch of one is traced as a batch of two, so the counts of the trace are scaled.
+        """
+        contractions = self.labelled.state.contractions
+        traced = at_least_two_examples(self.example)
         macs = dense if traced is self.example else count(self.model, *traced).macs
         share = dense / max(macs, 1)
         for contraction in contractions:
-            parts = [self.walk.scope.labels.find(part).flatten() for part in contraction.parts]
+            parts = [self.labelled.state.labels.find(part).flatten() for part in contraction.parts]
             rows = [self._row(part) for part in parts]
-            each = share * contraction.macs / prod(map(len, parts))
+            macs_each = share * contraction.macs / prod(map(len, parts))
             for place, row in self._selected_in(contraction.module):
                 roots = self.relations.roots[place]
-                at = [k for k, part in enumerate(parts) if torch.equal(part, roots)]
-                if at:
-                    rows[at[0]] = row
-                else:  # what is no unit is no part either
-                    each /= len(roots)
+                matches = [k for k, part in enumerate(parts) if torch.equal(part, roots)]
+                if matches:
+                    rows[matches[0]] = row
+                else:  # parts lack an axis whose indices are no units
+                    macs_each /= len(roots)
                     rows.append(row)
-            self._note((0.0, each, 0.0), rows)
+            self._add_terms((0.0, macs_each, 0.0), rows)
         return share * sum(contraction.macs for contraction in contractions)
 
-    def _note(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
-        """A product of sizes, and what its mean has more where two are sums over the same units."""
+    def _add_terms(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
+        """Add a product of sizes, and the covariances of sizes that depend on the same group."""
         sizes = [("size", self.rows[row]) for row in rows]
         self.terms.append((prices, sizes))
         for (i, first), (j, second) in combinations(enumerate(rows), 2):
@@ -130,142 +141,148 @@ class LedgerWriter(IndexSets):
                 for b, n in second.index_sets:
                     group = self.index_sets[a].group
                     if group == self.index_sets[b].group != NOBODY:
-                        pair = min(a, b), max(a, b)  # whole groups come first
-                        spread = "spread", self.pairs.setdefault(pair, len(self.pairs))
-                        self.terms.append((tuple(m * n * p for p in prices), [spread, *rest]))
+                        pair = min(a, b), max(a, b)  # the whole group has the smaller number
+                        covariance = "covariance", self.pairs.setdefault(pair, len(self.pairs))
+                        self.terms.append((tuple(m * n * p for p in prices), [covariance, *rest]))
 
-    def _each(self) -> dict[str, Any]:
-        """The units at the ends of every single weight that has a gate, and its lines."""
-        first, every = len(self.alive.places), [*self.alive.lines.items()]
+    def _weight_tables(self) -> dict[str, Any]:
+        """For each gated single weight the formulas of the units it connects, and its lines."""
+        first_line, lines = len(self.alive.places), [*self.alive.lines.items()]
         parts = [(numbers, name) for (name, dim), numbers in self.gates.items() if dim == EACH]
         tables = []
         for numbers, name in parts:
             index = torch.ones_like(numbers).nonzero().T
-            ends, at = [], []
-            for (_, dim), line in (one for one in every if one[0][0] == name):
+            formulas, positions = [], []
+            for (_, dim), line in (entry for entry in lines if entry[0][0] == name):
                 roots = self.relations.roots[name, dim].tolist()
                 units = [self._number(self.alive.unit(root)) for root in roots]
-                ends.append(torch.tensor(units)[index[dim]])
-                at.append(index[dim] + line - first)
-            if ends:  # else it has no units
-                tables.append((numbers.flatten(), torch.stack(ends, 1), torch.stack(at, 1)))
+                formulas.append(torch.tensor(units)[index[dim]])
+                positions.append(index[dim] + line - first_line)
+            if formulas:  # a parameter without units has none
+                tables.append(
+                    (numbers.flatten(), torch.stack(formulas, 1), torch.stack(positions, 1))
+                )
         return {
-            "each": torch.cat(
+            "weight_gates": torch.cat(
                 [numbers for numbers, _, _ in tables] or [torch.zeros(0, dtype=torch.int64)]
             ),
-            "ends": joined([ends for _, ends, _ in tables]),
-            "at": joined([at for _, _, at in tables]),
-            "lines": self.alive.numbers - first,
+            "weight_unit_formulas": concatenate_tables([formulas for _, formulas, _ in tables]),
+            "weight_lines": concatenate_tables([positions for _, _, positions in tables]),
+            "line_count": self.alive.numbers - first_line,
         }
 
-    def _alike(self) -> Tensor:
-        """A number for every gate: the same where it gates units of the same groups alike."""
-        stands = defaultdict[int, list[tuple[Place, int]]](list)
+    def _gate_kinds(self) -> Tensor:
+        """A number for each gate; gates of the same groups at the same places share a number."""
+        gated = defaultdict[int, list[tuple[Place, int]]](list)
         for place, numbers in self.gates.items():
             if place[1] != EACH:
                 roots = self.relations.roots[place].tolist()
                 for root, gate in zip(roots, numbers.tolist(), strict=True):
-                    stands[gate].append((place, self.group_of.get(root, NOBODY)))
-        kinds = {kind: k for k, kind in enumerate(dict.fromkeys(map(tuple, stands.values())))}
-        most = max((int(numbers.max()) for numbers in self.gates.values()), default=-1)
-        return torch.tensor([kinds.get(tuple(stands[gate]), NOBODY) for gate in range(most + 1)])
+                    gated[gate].append((place, self.group_of.get(root, NOBODY)))
+        kinds = {kind: k for k, kind in enumerate(dict.fromkeys(map(tuple, gated.values())))}
+        last = max((int(numbers.max()) for numbers in self.gates.values()), default=-1)
+        return torch.tensor([kinds.get(tuple(gated[gate]), NOBODY) for gate in range(last + 1)])
 
-    def _idle(self) -> dict[str, Any]:
-        """Layers that can be left without inputs which are there for others."""
-        cuts, idle, idles = [], [], []
+    def _selection_tables(self) -> dict[str, Any]:
+        """Layers that can be idle: none of the inputs that other layers read is selected."""
+        cuts, idle_sets, idle_axes = [], [], []
         formulas = list(self.formulas)
         for place, row in self.selected.items():
             needs = {need for k, _ in row.index_sets for need, _ in self.index_sets[k].indices}
-            tied = any(at for need in needs for clause in formulas[need] for _, at in clause)
-            if tied and not row.base:
-                idles.append(self.rows[row])
-                idle.append([k for k, _ in row.index_sets])
+            conditional = any(at for need in needs for clause in formulas[need] for _, at in clause)
+            if conditional and not row.base:
+                idle_axes.append(self.rows[row])
+                idle_sets.append([k for k, _ in row.index_sets])
                 cut = torch.ones(self.alive.numbers, dtype=torch.float64)
                 start, size = self.alive.places.index(place), 1
                 if place in self.alive.lines:
                     start, size = self.alive.lines[place], len(self.relations.roots[place])
                 cut[start : start + size] = 0
                 cuts.append(cut)
-        found = torch.stack(cuts) if cuts else torch.ones(0, self.alive.numbers)
-        rows = torch.tensor(idles, dtype=torch.int64)
-        selecting = bool(self.selected)
-        return {"selecting": selecting, "idles": rows, "idle": padded(idle), "cuts": found}
+        no_cuts = torch.ones(0, self.alive.numbers)
+        return {
+            "has_selection": bool(self.selected),
+            "idle_axes": torch.tensor(idle_axes, dtype=torch.int64),
+            "idle_sets": pad_rows(idle_sets),
+            "idle_cuts": torch.stack(cuts) if cuts else no_cuts,
+        }
 
-    def _tied(self) -> list[Element]:
-        """What does not always count."""
-        found = (e for formula in self.formulas for clause in formula for e in clause if e[1])
-        return list(dict.fromkeys(found))
+    def _conditional_elements(self) -> list[Element]:
+        """The elements of clauses that count only under a condition."""
+        elements = (e for formula in self.formulas for clause in formula for e in clause)
+        return list(dict.fromkeys(element for element in elements if element[1]))
 
-    def _needs(self) -> dict[str, Any]:
-        """Clauses of several elements come first; then every element is one."""
+    def _formula_tables(self) -> dict[str, Any]:
+        """Formulas and index sets. A clause of one element is that element."""
         clauses = dict.fromkeys(clause for formula in self.formulas for clause in formula)
-        wide = [clause for clause in clauses if len(clause) > 1]
-        tied = self._tied()
-        place = {element: k for k, element in enumerate(tied)}
+        several = [clause for clause in clauses if len(clause) > 1]
+        conditional = self._conditional_elements()
+        place = {element: k for k, element in enumerate(conditional)}
         number = {
-            clause: sorted(place.get(element, len(tied) + element[0]) for element in clause)
+            clause: sorted(place.get(element, len(conditional) + element[0]) for element in clause)
             for clause in clauses
         }
-        first = {clause: k for k, clause in enumerate(wide)}
+        first = {clause: k for k, clause in enumerate(several)}
         kinds = list(
             dict.fromkeys(kind for index_set in self.index_sets for kind in index_set.indices)
         )
         column = {kind: k for k, kind in enumerate(kinds)}
-        members = torch.zeros(len(self.index_sets), len(kinds), dtype=torch.float64)
+        counts = torch.zeros(len(self.index_sets), len(kinds), dtype=torch.float64)
         for k, index_set in enumerate(self.index_sets):
             for kind, n in Counter(index_set.indices).items():
-                members[k, column[kind]] = n
+                counts[k, column[kind]] = n
         wholes = [k if s.group == NOBODY else s.group for k, s in enumerate(self.index_sets)]
         return {
-            "wholes": torch.tensor(wholes, dtype=torch.int64),
-            "cases": len(set(wholes)),
-            "tied": torch.tensor([gate for gate, _ in tied], dtype=torch.int64),
-            "stands": filled([sorted(at) for _, at in tied]),
-            "clauses": padded([number[clause] for clause in wide]),
-            "formulas": padded(
+            "whole_set": torch.tensor(wholes, dtype=torch.int64),
+            "max_doubtful": len(set(wholes)),
+            "conditional_gates": torch.tensor([gate for gate, _ in conditional], dtype=torch.int64),
+            "condition_axes": repeat_to_width([sorted(at) for _, at in conditional]),
+            "clauses": pad_rows([number[clause] for clause in several]),
+            "formulas": pad_rows(
                 [
-                    [first.get(clause, len(wide) + number[clause][0]) for clause in formula]
+                    [first.get(clause, len(several) + number[clause][0]) for clause in formula]
                     for formula in self.formulas
                 ]
             ),
-            "needs": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
-            "hosts": torch.tensor([host for _, host in kinds], dtype=torch.int64),
-            "members": members,
-            "kinds": padded([row.nonzero().flatten().tolist() for row in members]),
+            "index_formulas": torch.tensor([need for need, _ in kinds], dtype=torch.int64),
+            "unit_formulas": torch.tensor([host for _, host in kinds], dtype=torch.int64),
+            "kind_counts": counts,
+            "kinds_of_set": pad_rows([row.nonzero().flatten().tolist() for row in counts]),
         }
 
-    def _sizes(self) -> dict[str, Any]:
+    def _size_tables(self) -> dict[str, Any]:
+        """The sizes of all axes, from index sets."""
         rows, index_sets = len(self.rows), len(self.index_sets)
-        times = torch.zeros(rows, index_sets, dtype=torch.float64)
+        multiples = torch.zeros(rows, index_sets, dtype=torch.float64)
         for row, number in self.rows.items():
             for index_set, n in row.index_sets:
-                times[number, index_set] = n
+                multiples[number, index_set] = n
         arriving = torch.arange(rows)
         for place, row in self.selected.items():
             arriving[self.rows[row]] = self.rows[self.arriving[place]]
         base = torch.tensor([row.base for row in self.rows], dtype=torch.float64)
         return {
-            "base": base,
-            "times": times,
-            "holds": (torch.cat([times, base[:, None]], 1) > 0).double(),
-            "spare": times[arriving, : self.never_empty],
-            "arriving": arriving,
-            "owners": torch.tensor([s.group for s in self.index_sets], dtype=torch.int64),
+            "fixed_counts": base,
+            "set_multiples": multiples,
+            "contains_set": (torch.cat([multiples, base[:, None]], 1) > 0).double(),
+            "unit_widths": multiples[arriving, : self.never_empty],
+            "arriving_axes": arriving,
+            "group_of_set": torch.tensor([s.group for s in self.index_sets], dtype=torch.int64),
         }
 
-    def _reach(self) -> dict[str, Any]:
-        """Which axes of gated parameters read and make the groups; the last stands for others."""
+    def _connection_tables(self) -> dict[str, Any]:
+        """The axes of gated parameters that read and make each group."""
         places = self.alive.places
         sources = torch.zeros(2, len(self.groups), len(places) + 1, dtype=torch.float64)
         readers, makers = sources
         for k, (first, *_) in enumerate(self.groups):
-            makers[k, -1] = float(first in self.relations.disturbed)
+            makers[k, -1] = float(first in self.relations.zero_lost)
             for place, roots in self.relations.roots.items():
-                at = places.index(place) if place in places else -1
+                column = places.index(place) if place in places else -1
                 if first in self.relations.read.get(place, ()):
-                    readers[k, at] = 1
+                    readers[k, column] = 1
                 if first in roots and first not in self.relations.only_read(place):
-                    makers[k, at] = 1
+                    makers[k, column] = 1
         sources[..., -1] += sources.sum(2) == 0
         others = [
             [
@@ -276,37 +293,45 @@ class LedgerWriter(IndexSets):
             for name, dim in places
         ]
         numbers = [[self.rows[row] for row in rows] for rows in others]
-        rounds = self._deaths(others, sources) + len(self.alive.lines)
-        return {"others": padded(numbers), "sources": sources, "rounds": rounds}
+        rounds = self._liveness_rounds(others, sources) + len(self.alive.lines)
+        return {
+            "other_axes": pad_rows(numbers),
+            "read_and_made_by": sources,
+            "liveness_rounds": rounds,
+        }
 
-    def _deaths(self, others: Sequence[Sequence[Row]], sources: Tensor) -> int:
-        """Of how many groups, or axes where units go one by one, one death can follow another."""
+    def _liveness_rounds(self, others: Sequence[Sequence[Row]], sources: Tensor) -> int:
+        """How many groups, or axes whose indices are removed one by one, can empty in a row."""
         always = self.formulas.get(frozenset())
-        gated = [
+        all_gated = [
             all(need != always for need, _ in index_set.indices) for index_set in self.index_sets
         ]
-        mortal = set[int]()
+        removable = set[int]()
         while True:
 
-            def empties(row: Row, dead: set[int] = mortal) -> bool:
+            def can_empty(row: Row, removed: set[int] = removable) -> bool:
                 index_sets = [k for k, _ in row.index_sets]
                 return not row.base and all(
-                    gated[k] or self.index_sets[k].group in dead for k in index_sets
+                    all_gated[k] or self.index_sets[k].group in removed for k in index_sets
                 )
 
-            lasts = torch.tensor([not any(map(empties, rows)) for rows in others] + [True])
-            ends = (sources.bool() & lasts).any(2).logical_not().any(0)  # unread, or unmade
-            found = set(ends.nonzero().flatten().tolist())
-            if found == mortal:
-                return int((~lasts).sum()) if self._tied() else len(mortal)
-            mortal = found
+            stays = torch.tensor([not any(map(can_empty, rows)) for rows in others] + [True])
+            connected = (sources.bool() & stays).any(2).all(0)  # something reads and makes it
+            now = set((~connected).nonzero().flatten().tolist())
+            if now == removable:
+                return int((~stays).sum()) if self._conditional_elements() else len(removable)
+            removable = now
 
-    def _factors(self) -> dict[str, Any]:
-        start = {"size": 0, "spread": len(self.rows), "selects": len(self.rows) + len(self.pairs)}
+    def _term_tables(self) -> dict[str, Any]:
+        start = {
+            "size": 0,
+            "covariance": len(self.rows),
+            "selects": len(self.rows) + len(self.pairs),
+        }
         factors = [[start[kind] + k for kind, k in term] for _, term in self.terms]
         prices = _numbers([prices for prices, _ in self.terms]).T
         pairs = torch.tensor([*self.pairs], dtype=torch.int64).view(-1, 2)
-        return {"factors": padded(factors), "prices": prices, "pairs": pairs}
+        return {"term_factors": pad_rows(factors), "term_prices": prices, "set_pairs": pairs}
 
 
 def _numbers(rows: Sequence[Sequence[float]]) -> Tensor:

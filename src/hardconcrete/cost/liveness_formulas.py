@@ -1,44 +1,49 @@
-"""What a unit needs to be alive: formulas of gates."""
+"""When a unit is alive, as a formula of gates.
+
+The rule is that of ``units.liveness``: something reads the unit, and something makes it unless
+zeros become other values. Here it is written as a conjunction of clauses, each a disjunction of
+gates, so that ``cost.ledger`` can compute its probability and differentiate it.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from hardconcrete.units.group import Place
+from hardconcrete.units.axis import Place
 from hardconcrete.units.relations import Relations
 
 Element = tuple[int, frozenset[int]]
-"""A gate, or none, and axes of gated parameters: it counts while one of them is not cut off.
+"""A gate, or none, and axes of gated parameters. The gate counts while one axis is not cut off.
 
-An axis is cut off where nothing is left along another axis of its parameter. Of a parameter with
-gates on single weights it is cut off index by index. Without axes it always counts.
+An axis is cut off where another axis of its parameter is empty. It is cut off index by index where
+single weights have gates. Without axes the gate always counts.
 """
 
 Clause = frozenset[Element]
-"""Elements of which one must hold: its gate is open, and it counts."""
+"""One of these elements must hold: its gate is open, and it counts."""
 
 Formula = frozenset[Clause]
-"""Clauses that must all hold; the empty one always does."""
+"""All of these clauses must hold. The empty formula always holds."""
 
 ALWAYS = -1
-"""The gate of an index that has none, and the number of an axis that nothing cuts off."""
+"""The gate of an index without a gate, and the number of an axis that is never cut off."""
 
 EACH = -1
-"""In place of an axis: every single weight has a gate."""
+"""Stands in place of an axis where every single weight has a gate."""
 
 
-class Aliveness:
-    """A unit is alive if something reads it and, unless zeros become something, makes it.
+class LivenessFormulas:
+    """The formula of every unit, and of every index of every axis.
 
     Args:
-        relations: who reads and makes whom.
-        gates: for the axes that are gated, the gate of every index, or -1.
+        relations: what reads and makes each unit.
+        gates: the gate of every index of each gated axis, or -1.
 
     Attributes:
         places: all axes of gated parameters.
-        lines: for those of parameters with gates on single weights, the number of the first index:
-            after those of all axes.
+        lines: the number of the first index of each axis of a parameter with gates on single
+            weights. They follow the numbers of all axes.
     """
 
     def __init__(self, relations: Relations, gates: Mapping[Place, Tensor]) -> None:
@@ -60,7 +65,7 @@ class Aliveness:
         )
 
     def _clauses(self, members: Callable[[Place], set[int]]) -> dict[int, Clause]:
-        """The gates of all axes of a unit, for units without an axis that always has them."""
+        """The clause of every unit, unless one of its axes always holds."""
         found = defaultdict[int, dict[int, set[int]]](lambda: defaultdict(set))
         for place, roots in self.relations.roots.items():
             own = members(place)
@@ -72,10 +77,9 @@ class Aliveness:
         }
 
     def _clause(self, root: int, axes: Mapping[int, set[int]]) -> Clause | None:
-        """Of the gates of a unit by axis.
+        """The clause of a unit, from its gates by axis.
 
-        Where all axes have the same ones, as those of whole groups, it is enough to know whether
-        all are cut off; single weights need to know it of every unit.
+        Axes with the same gates need no distinction, unless single weights have gates.
         """
         every = set().union(*axes.values())
         mixed = bool(self.lines) or root not in self.relations.removable
@@ -90,7 +94,7 @@ class Aliveness:
         )
 
     def _gates(self, place: Place) -> list[tuple[int, int]]:
-        """The gate of every index of an axis, and the number by which it is cut off."""
+        """The gate of every index of an axis, and the number of what cuts it off."""
         size = len(self.relations.roots[place])
         if place in self.lines:
             return [(ALWAYS, self.lines[place] + k) for k in range(size)]
@@ -98,14 +102,14 @@ class Aliveness:
         return [(gate, self._numbers.get(place, ALWAYS)) for gate in gates]
 
     def unit(self, root: int) -> Formula:
-        """What a unit needs."""
+        """When a unit is alive."""
         if root not in self.relations.removable:
             return frozenset()
-        made = None if root in self.relations.disturbed else self._made.get(root)
+        made = None if root in self.relations.zero_lost else self._made.get(root)
         return together(clause for clause in (self._read.get(root), made) if clause is not None)
 
     def indices(self, place: Place) -> list[Formula]:
-        """What each index of an axis needs: its unit, and its own gate."""
+        """When each index of an axis is kept: its unit is alive, and its gate is open."""
         roots = self.relations.roots[place].tolist()
         found = []
         for root, (gate, number) in zip(roots, self._gates(place), strict=True):
@@ -117,23 +121,23 @@ class Aliveness:
 
 
 def together(clauses: Iterable[Clause]) -> Formula:
-    """All of the clauses, without those that another one implies.
+    """The conjunction of clauses, without those that another clause implies.
 
     Example:
         >>> one, two = (1, frozenset()), (2, frozenset())
         >>> together([frozenset([one, two]), frozenset([two])]) == {frozenset([two])}
         True
     """
-    given = set(clauses)
+    distinct = set(clauses)
     return frozenset(
         clause
-        for clause in given
-        if not any(other != clause and _implies(other, clause) for other in given)
+        for clause in distinct
+        if not any(other != clause and _implies(other, clause) for other in distinct)
     )
 
 
 def _implies(one: Clause, other: Clause) -> bool:
-    """Whether each element of one is in the other, or is one of those that count there."""
+    """Whether each element of one clause is in the other, or counts there."""
     return all(
         any(gate == own and (not at or (at_one and at_one <= at)) for own, at in other)
         for gate, at_one in one

@@ -1,4 +1,4 @@
-"""Rows of indices of different lengths, as tensors."""
+"""Tensors from rows of indices of different lengths."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 
-def padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of indices as one table, as wide as a power of two, -1 where a row is short.
+def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Make one table of rows, padded with -1 to a power of two.
 
     Example:
-        >>> padded([[4], [1, 2, 3]]).tolist()
+        >>> pad_rows([[4], [1, 2, 3]]).tolist()
         [[4, -1, -1, -1], [1, 2, 3, -1]]
     """
     width = max((len(row) for row in rows), default=1)
@@ -20,11 +20,11 @@ def padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return table
 
 
-def joined(tables: Sequence[Tensor]) -> Tensor:
-    """Tables one below the other, -1 where one is narrower than others.
+def concatenate_tables(tables: Sequence[Tensor]) -> Tensor:
+    """Concatenate tables along dimension 0, with the narrow ones padded with -1.
 
     Example:
-        >>> joined([torch.tensor([[4]]), torch.tensor([[1, 2]])]).tolist()
+        >>> concatenate_tables([torch.tensor([[4]]), torch.tensor([[1, 2]])]).tolist()
         [[4, -1], [1, 2]]
     """
     width = max((table.shape[1] for table in tables), default=1)
@@ -32,11 +32,11 @@ def joined(tables: Sequence[Tensor]) -> Tensor:
     return torch.cat(wide) if wide else torch.full((0, width), -1)
 
 
-def filled(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Rows as one table; a short one says its first index again.
+def repeat_to_width(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Make one table of rows, with the short ones padded with their first index.
 
     Example:
-        >>> filled([[4], [1, 2]]).tolist()
+        >>> repeat_to_width([[4], [1, 2]]).tolist()
         [[4, 4], [1, 2]]
     """
     width = max(map(len, rows), default=1)

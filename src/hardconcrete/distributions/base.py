@@ -1,4 +1,4 @@
-"""What the general recipe needs to know of a base: its ends, its tails, its quantiles, its kind."""
+"""Properties of a base distribution that rectification needs: ends, tails, dtype and device."""
 
 import math
 from functools import singledispatch
@@ -13,10 +13,10 @@ Ends = tuple[Tensor, Tensor]
 
 
 def support_ends(distribution: Distribution) -> Ends:
-    """Lower and upper end of the support, infinite where it is not bounded.
+    """Lower and upper end of the support; infinite if it is not bounded.
 
-    A transformed distribution declares the codomain of its last transform, which for an affine
-    one is the whole line; here the ends are carried through the transforms instead.
+    A transformed distribution declares the codomain of its last transform as its support. For an
+    affine transform that is the whole line. So the ends are passed through the transforms instead.
     """
     if not _declares_codomain(distribution):
         lower, upper = _constraint_ends(distribution.support)
@@ -28,7 +28,7 @@ def support_ends(distribution: Distribution) -> Ends:
 
 
 def interior(lower: Tensor, upper: Tensor) -> Tensor:
-    """Some point strictly between two ends, either of which may be infinite."""
+    """A point strictly between two ends, which may be infinite."""
     lower_known, upper_known = lower.isfinite(), upper.isfinite()
     start = torch.where(lower_known, lower, torch.where(upper_known, upper - 2, -1.0))
     end = torch.where(upper_known, upper, torch.where(lower_known, lower + 2, 1.0))
@@ -37,20 +37,20 @@ def interior(lower: Tensor, upper: Tensor) -> Tensor:
 
 @singledispatch
 def log_tails(base: Distribution, s: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms of Q(s) and of 1 - Q(s), as exact as the cdf of the base allows."""
+    """The pair log Q(s), log(1 - Q(s)), as exact as the cdf of the base."""
     below = base.cdf(s)
     return _log(below), _log(1 - below)
 
 
 @log_tails.register
 def _(base: Normal, s: Tensor) -> tuple[Tensor, Tensor]:
-    """A normal tail is still a number where its cdf has rounded to 0 or 1."""
+    """For a normal base, exact also where the cdf is rounded to 0 or 1."""
     standard = (s - base.loc) / base.scale
     return torch.special.log_ndtr(standard), torch.special.log_ndtr(-standard)
 
 
 def example(base: Distribution) -> Tensor:
-    """An empty tensor with the dtype and device of the base, without drawing a sample."""
+    """An empty tensor with the dtype and device of the base. No sample is drawn."""
     if isinstance(base, TransformedDistribution):
         value = example(base.base_dist)
         for transform in base.transforms:
@@ -74,7 +74,7 @@ def _constraint_ends(constraint: Constraint | None) -> tuple[Tensor | float, Ten
 
 
 def _carry(transform: Transform, ends: Ends) -> Ends:
-    """Ends of the image: an end of the domain goes to an end of the codomain, never rounded."""
+    """Ends of the image. An end of the domain maps to an end of the codomain without rounding."""
     domain = [torch.as_tensor(end) for end in _constraint_ends(transform.domain)]
     codomain = [torch.as_tensor(end) for end in _constraint_ends(transform.codomain)]
     falling = torch.as_tensor(transform.sign) < 0
@@ -90,6 +90,6 @@ def _carry(transform: Transform, ends: Ends) -> Ends:
 
 
 def _log(probability: Tensor) -> Tensor:
-    """The logarithm, -inf at 0 without a NaN in its gradient."""
+    """The logarithm, which is -inf at 0 and has no NaN in its gradient there."""
     positive = probability > 0
     return torch.where(positive, torch.where(positive, probability, 1.0).log(), -math.inf)

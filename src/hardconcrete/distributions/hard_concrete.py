@@ -1,8 +1,8 @@
-"""The hard concrete distribution (section 2.2 and appendix B), in log space throughout.
+"""The hard concrete distribution (section 2.2 and appendix B), computed in log space.
 
-In the paper's letters: log_alpha is the location, temperature is beta, (low, high) is the stretch
-(gamma, zeta). L(s) = log(s - gamma) - log(zeta - s) is the logit of s before stretching, and the
-cdf of the stretched variable is Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 and 25).
+In the paper's notation temperature is beta and (low, high) is the stretch (gamma, zeta).
+L(s) = log(s - gamma) - log(zeta - s) is the logit of s before stretching. The cdf of the stretched
+variable is Q(s) = Sigmoid(beta L(s) - log_alpha) (eqs. 24 and 25).
 """
 
 import math
@@ -26,13 +26,13 @@ class HardConcrete(Rectified):
     """A binary concrete variable, stretched to (low, high) and rectified to [0, 1].
 
     Args:
-        log_alpha: the location, one per gate; large is open, small is shut.
-        temperature: beta; near 0 the gate is a Bernoulli variable. A tensor may be learnt, and is
-            the form for annealing in compiled code, which treats a number as a constant.
-        low: gamma, below 0. What the stretch carries below 0 becomes exactly 0.
-        high: zeta, above 1. What the stretch carries above 1 becomes exactly 1.
-        validate_args: as in ``torch.distributions``; never done inside ``torch.compile``, where
-            a check of values would break the graph.
+        log_alpha: the location of each gate. A large one opens the gate, a small one closes it.
+        temperature: beta; near 0 the gate is a Bernoulli variable. Pass a tensor to learn it, or to
+            anneal it in compiled code, which treats a number as a constant.
+        low: gamma, below 0. Stretched values below 0 become exactly 0.
+        high: zeta, above 1. Stretched values above 1 become exactly 1.
+        validate_args: as in ``torch.distributions``. Values are not validated inside
+            ``torch.compile``, because that would break the graph.
 
     Half precision is promoted: gates are float32 or float64.
 
@@ -78,7 +78,7 @@ class HardConcrete(Rectified):
 
     @property
     def temperature(self) -> Tensor:
-        """Beta, as a tensor. What was given as a number is kept as one, known without a device."""
+        """Beta, as a tensor. A number is stored as a number, because a tensor has a device."""
         if isinstance(self._beta, Tensor):
             return self._beta
         return torch.full((), self._beta, dtype=self.log_alpha.dtype, device=self.log_alpha.device)
@@ -86,11 +86,11 @@ class HardConcrete(Rectified):
     def _init_shape(self, batch_shape: torch.Size, validate_args: bool | None) -> None:
         if torch.compiler.is_compiling():
             validate_args = False
-        # Not Rectified's: the base below is only built when it is asked for.
+        # Not the __init__ of Rectified, which needs the base: here it is built on access only.
         Distribution.__init__(self, batch_shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
-        """The same gates with a larger batch shape; no memory is copied."""
+        """Expand the batch shape without copying memory."""
         new: Self = self._get_checked_instance(HardConcrete, _instance)  # type: ignore[no-untyped-call]
         new.log_alpha = self.log_alpha.expand(batch_shape)
         new._beta = self._beta
@@ -108,7 +108,7 @@ class HardConcrete(Rectified):
     def with_open_probability(
         cls, probability: Tensor | float, temperature: Tensor | float = 2 / 3, **stretch: Any
     ) -> Self:
-        """The gate that is open with a given probability: a prior such as "10% of the time".
+        """Make a gate with this probability to be open, for example as a prior.
 
         Example:
             >>> import hardconcrete as hc
@@ -122,7 +122,7 @@ class HardConcrete(Rectified):
 
     @property
     def base(self) -> Distribution:  # type: ignore[override]
-        """The stretched binary concrete, before rectification (eq. 10), from torch's own parts."""
+        """The stretched binary concrete before rectification (eq. 10), as a torch distribution."""
         uniform = Uniform(torch.zeros_like(self.log_alpha), torch.ones_like(self.log_alpha))
         return TransformedDistribution(
             uniform.expand(self.batch_shape),
@@ -141,14 +141,14 @@ class HardConcrete(Rectified):
         return self._from_logistic(self._uniform(sample_shape, generator).logit_(eps=MARGIN))
 
     def icdf(self, value: Tensor) -> Tensor:
-        """The gate at a quantile of the noise: eqs. 10 and 11 with u = ``value``."""
+        """The gate at this quantile of the noise: eqs. 10 and 11 with u = ``value``."""
         return self._from_logistic(torch.logit(value))
 
     def _from_logistic(self, noise: Tensor) -> Tensor:
         return self._stretched(torch.sigmoid((noise + self.log_alpha) / self._beta))
 
     def _stretched(self, s: Tensor) -> Tensor:
-        """Stretch to (low, high), then rectify: the second half of eq. 10, and eq. 11."""
+        """Stretch to (low, high), then rectify: the second part of eq. 10, and eq. 11."""
         return hardtanh(s * (self.high - self.low) + self.low, 0.0, 1.0)
 
     @property
@@ -165,17 +165,19 @@ class HardConcrete(Rectified):
     def variance(self) -> Tensor:
         """E[(z - E z)^2] over the three parts of eq. 26."""
         mean = self.mean
-        shut = self.closed_probability * mean.square()
+        closed = self.closed_probability * mean.square()
         saturated = self._log_saturated.exp() * (1 - mean).square()
         middle = self._integrate(lambda s: (s - mean).square() * self._log_density(s).exp())
-        return shut + middle + saturated
+        return closed + middle + saturated
 
     def readout(self, rule: str) -> Tensor:
         """The gate at test time, by a named rule.
 
-        ``"paper"`` is Sigmoid(log_alpha), stretched and rectified (eq. 13); ``"median"`` is
-        Sigmoid(log_alpha / beta), stretched and rectified, the sample at the median of the noise;
-        ``"mean"`` is E[z]; ``"binary"`` is 1 where P(open) > 1/2 and else 0.
+        - ``"paper"``: Sigmoid(log_alpha), stretched and rectified (eq. 13).
+        - ``"median"``: Sigmoid(log_alpha / beta), stretched and rectified: the sample at the median
+          of the noise.
+        - ``"mean"``: E[z].
+        - ``"binary"``: 1 where P(open) > 1/2, else 0.
         """
         if rule == "paper":
             return self._stretched(torch.sigmoid(self.log_alpha)).expand(self.batch_shape)
@@ -192,7 +194,7 @@ class HardConcrete(Rectified):
         return math.log((1 - self.low) / (self.high - 1))
 
     def _integrate(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Integral over (0, 1), taken over t = L(s): there the integrands are smooth."""
+        """Integral over (0, 1), with the substitution t = L(s) that makes the integrands smooth."""
 
         def substituted(t: Tensor) -> Tensor:
             s = torch.sigmoid(t) * (self.high - self.low) + self.low
@@ -218,7 +220,7 @@ class HardConcrete(Rectified):
         return torch.sigmoid(self._log_odds(self._logit(s)))
 
     def _survival(self, s: Tensor) -> Tensor:
-        """1 - Q(s), to all digits where it is small."""
+        """1 - Q(s), exact also where it is small."""
         return torch.sigmoid(-self._log_odds(self._logit(s)))
 
     def _logit(self, s: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""KL(q || p) of rectified gates, by the chain rule over their three parts (appendix C, eq. 28).
+"""KL(q || p) of rectified gates, as the sum of three parts: at 0, at 1 and between (eq. 28).
 
-It is not the divergence of the variables before rectification: what happens below 0 and above 1
-no longer tells the two apart.
+See appendix C. The divergence of the variables before rectification is at least as large, because
+rectification no longer distinguishes values below 0, or values above 1.
 """
 
 import math
@@ -16,12 +16,12 @@ from hardconcrete.distributions.rectified import Rectified
 
 
 def kl_rectified(q: Rectified, p: Rectified) -> Tensor:
-    """Eq. 28 with the middle part by quadrature: the same value on every call."""
+    """Eq. 28, with the middle part by deterministic quadrature."""
     return _kl_of_masses(q, p) + _middle_by_quadrature(q, p)
 
 
 def kl_hard_concrete(q: HardConcrete, p: HardConcrete) -> Tensor:
-    """Eq. 28, in closed form where temperature and stretch are equal."""
+    """Eq. 28, in closed form if temperature and stretch are equal."""
     closed_form = (q.low, q.high) == (p.low, p.high) and _equal_temperature(q, p)
     middle = _middle_in_closed_form(q, p) if closed_form else _middle_by_quadrature(q, p)
     return _kl_of_masses(q, p) + middle
@@ -29,12 +29,12 @@ def kl_hard_concrete(q: HardConcrete, p: HardConcrete) -> Tensor:
 
 def _kl_of_masses(q: Rectified, p: Rectified) -> Tensor:
     """The parts at exactly 0 and exactly 1."""
-    shut = _expected_difference(q._log_closed, p._log_closed)
-    return shut + _expected_difference(q._log_saturated, p._log_saturated)
+    closed = _expected_difference(q._log_closed, p._log_closed)
+    return closed + _expected_difference(q._log_saturated, p._log_saturated)
 
 
 def _expected_difference(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Q (log Q - log P), which is 0 where Q is 0 and infinite where only P is 0."""
+    """Q (log Q - log P): 0 where Q is 0, infinite where only P is 0."""
     impossible = log_q == -math.inf
     finite_q = torch.where(impossible, 0.0, log_q)
     return torch.where(impossible, 0.0, finite_q.exp() * (finite_q - log_p))
@@ -45,18 +45,18 @@ def _middle_by_quadrature(q: Rectified, p: Rectified) -> Tensor:
     lower, upper = q._ends
     p_lower, p_upper = p._ends
     shape = (lower - p_lower).shape
-    wide = q if q.batch_shape == shape else q.expand(shape)  # which torch 2.11 cannot compile
+    wide = q if q.batch_shape == shape else q.expand(shape)  # torch 2.11 cannot compile this expand
     value = wide._integrate(lambda s: _expected_difference(q._log_density(s), p._log_density(s)))
     uncovered = (lower < upper) & ((p_lower > lower) | (p_upper < upper))
     return torch.where(uncovered, math.inf, value)
 
 
 def _middle_in_closed_form(q: HardConcrete, p: HardConcrete) -> Tensor:
-    """The middle part when only log_alpha differs, by d = log_alpha_q - log_alpha_p.
+    """The middle part if only log_alpha differs, with d = log_alpha_q - log_alpha_p.
 
     With w = Q(s), uniform under q, log q - log p = |d| + 2 log(1 + c v), where c = exp(-|d|) - 1
     and v is 1 - w for positive d and w for negative d. The antiderivative of log(1 + c v) is
-    c v^2 h(c v) with h below, so nothing overflows however far apart the two gates are.
+    c v^2 h(c v) with h below, which does not overflow for any d.
     """
     distance = q.log_alpha - p.log_alpha
     positive = distance >= 0
@@ -83,8 +83,8 @@ def _h(x: Tensor) -> Tensor:
 def _equal_temperature(q: HardConcrete, p: HardConcrete) -> bool:
     """Whether the temperatures are the same number or the same tensor.
 
-    Equal values of two tensors do not count: one of them may be learnt, and the closed form has
-    no derivative for one temperature alone.
+    Two tensors of equal values are not enough. One of them may be learnt, and the closed form has
+    no derivative with respect to one temperature.
     """
     if isinstance(q._beta, Tensor) or isinstance(p._beta, Tensor):
         return q._beta is p._beta
@@ -92,13 +92,13 @@ def _equal_temperature(q: HardConcrete, p: HardConcrete) -> bool:
 
 
 def _register() -> None:
-    """Tell torch, and write down its answer for each pair: compiled code cannot search for it."""
+    """Register the divergences with torch, and fill its cache: compiled code cannot fill it."""
     register_kl(Rectified, Rectified)(kl_rectified)
     register_kl(HardConcrete, HardConcrete)(kl_hard_concrete)
     for q in (Rectified, HardConcrete):
         for p in (Rectified, HardConcrete):
-            both = q is p is HardConcrete
-            torch_kl._KL_MEMOIZE[q, p] = kl_hard_concrete if both else kl_rectified
+            closed_form = q is p is HardConcrete
+            torch_kl._KL_MEMOIZE[q, p] = kl_hard_concrete if closed_form else kl_rectified
 
 
 _register()

@@ -1,7 +1,7 @@
-"""Fejer's quadrature, elementwise, differentiable, and the same value on every call.
+"""Fejer's quadrature: elementwise, differentiable and deterministic.
 
-Nodes and weights are computed where they are used: constants copied to a device could not be part
-of a captured CUDA graph, and cached ones would outlive the fake tensors of a tracer.
+Nodes and weights are computed in every call. Constants copied to a device cannot be part of a
+captured CUDA graph, and cached ones would outlive the fake tensors of a tracer.
 """
 
 import math
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 NODES = 32
-"""Nodes in a panel."""
+"""The number of nodes in each panel."""
 
 
 def integrate(function: Callable[[Tensor], Tensor], edges: Tensor) -> Tensor:
     """Integral of ``function`` from the first to the last of ``edges``, for every element.
 
-    ``edges`` [panels + 1, ...] cut the interval where the integrand changes its character; a panel
-    may be empty. The function receives its arguments with two dimensions in front, panels and
-    nodes. A product and a sum, not a matrix product: autocast would compute the latter in bf16.
+    ``edges`` [panels + 1, ...] divide the interval into panels, on each of which the integrand is
+    smooth; a panel may be empty. The function receives a tensor [panels, nodes, ...]. The weighted
+    sum is no matrix product, because autocast would compute that in bf16.
     """
     nodes, weights = _fejer(edges)
     column = (-1,) + (1,) * (edges.dim() - 1)

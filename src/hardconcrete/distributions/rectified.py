@@ -1,4 +1,4 @@
-"""The paper's general recipe (section 2.1): any continuous variable, rectified to [0, 1]."""
+"""Rectified distributions (section 2.1): a continuous variable, clamped to [0, 1]."""
 
 import math
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from hardconcrete.distributions.quadrature import integrate
 from hardconcrete.errors import ArgumentError
 
 MARGIN = 1e-6
-"""Uniform noise is kept this far from 0 and 1, where a quantile may be infinite."""
+"""Uniform noise is at least this far from 0 and 1, where quantiles can be infinite."""
 
 LEVELS = (1e-6, 1e-3, 0.1, 0.5, 0.9, 1 - 1e-3, 1 - 1e-6)
-"""Quantiles of the base between which it is integrated, so that a narrow one is resolved as well
-as a wide one. A base without an icdf is cut at these places of (0, 1) instead."""
+"""Integrals are divided at these quantiles of the base, so that narrow and wide bases are resolved
+equally well. For a base without an icdf they are divided at these fractions of its interval."""
 
 
 class Rectified(Distribution):
     """z = min(1, max(0, s)) with s from ``base`` (eqs. 4 and 5).
 
-    The mass of the base below 0 is folded to exactly 0 and the mass above 1 to exactly 1, so z is
-    a gate that can be shut, with a gradient through the values between (eq. 26).
+    The mass of the base below 0 moves to exactly 0, and the mass above 1 to exactly 1 (eq. 26). So
+    z is a gate that can be closed, with a gradient through the values between 0 and 1.
 
     Args:
         base: a scalar, continuous, reparameterizable distribution with a ``cdf``, over the reals
-            or an interval. Its batch shape is that of the gates. Moments and divergences are
-            integrated numerically, to about 1e-9 where the base has an ``icdf`` and a smooth
-            density; without an ``icdf``, only as well as some 200 fixed nodes resolve it.
+            or an interval. Its batch shape is the shape of the gates. Moments and divergences are
+            integrated numerically, to about 1e-9 if the base has an ``icdf`` and a smooth density.
+            Without an ``icdf`` some 200 fixed nodes are used.
         validate_args: as in ``torch.distributions``.
 
     Example:
@@ -53,7 +53,7 @@ class Rectified(Distribution):
         super().__init__(base.batch_shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
-        """The same gates with a larger batch shape; no memory is copied."""
+        """Expand the batch shape without copying memory."""
         new: Self = self._get_checked_instance(Rectified, _instance)  # type: ignore[no-untyped-call]
         new.base = self.base.expand(torch.Size(batch_shape))
         Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
@@ -71,9 +71,9 @@ class Rectified(Distribution):
     def rsample(
         self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
-        """A differentiable sample: the base's, rectified (eq. 5).
+        """A differentiable sample of the base, rectified (eq. 5).
 
-        With a ``generator`` of its own it is drawn through the base's ``icdf``.
+        With a ``generator`` the sample is computed by the ``icdf`` of the base.
         """
         if generator is None:
             return self.base.rsample(sample_shape).clamp(0, 1)
@@ -81,24 +81,24 @@ class Rectified(Distribution):
 
     def _uniform(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
         shape, like = self._extended_shape(sample_shape), self._like
-        own: Any = {"dtype": like.dtype, "device": like.device}
-        if generator is not None:  # compiled code knows no None there for a size that varies
-            own["generator"] = generator
-        uniform: Tensor = torch.rand(shape, **own)
+        options: Any = {"dtype": like.dtype, "device": like.device}
+        if generator is not None:  # with dynamic shapes, torch.compile rejects generator=None
+            options["generator"] = generator
+        uniform: Tensor = torch.rand(shape, **options)
         return uniform
 
     @property
     def closed_probability(self) -> Tensor:
-        """P(z = 0) = Q(0), the probability that the gate is shut."""
+        """P(z = 0) = Q(0), the probability that the gate is closed."""
         return self._log_closed.exp()
 
     @property
     def open_probability(self) -> Tensor:
-        """P(z != 0) = 1 - Q(0), the term that the L0 penalty sums (eq. 6)."""
+        """P(z != 0) = 1 - Q(0), the term of the L0 penalty (eq. 6)."""
         return self._log_tails(0.0)[1].exp()
 
     def cdf(self, value: Tensor) -> Tensor:
-        """P(z <= value): that of the base below 1, and 1 from there on."""
+        """P(z <= value): 0 below 0, the cdf of the base below 1, and 1 from there on."""
         if self._validate_args:
             self._validate_sample(value)
         inside = self._base_cdf(value.clamp(0, 1))
@@ -134,8 +134,11 @@ class Rectified(Distribution):
     def readout(self, rule: str) -> Tensor:
         """The gate at test time, by a named rule.
 
-        ``"median"`` is the gate at the median of the noise, ``"mean"`` is E[z], ``"binary"`` is 1
-        where P(open) > 1/2 and else 0. A ``HardConcrete`` also has ``"paper"``.
+        - ``"median"``: the gate at the median of the noise.
+        - ``"mean"``: E[z].
+        - ``"binary"``: 1 where P(open) > 1/2, else 0.
+
+        A ``HardConcrete`` also has ``"paper"``.
         """
         if rule not in self.readouts:
             known = ", ".join(map(repr, self.readouts))
@@ -148,7 +151,8 @@ class Rectified(Distribution):
             return self.mean
         return (self.open_probability > 0.5).to(self._like.dtype)
 
-    # What the formulas above and the divergence need of a base; HardConcrete has closed forms.
+    # The formulas above and the divergence use the methods below; HardConcrete overrides them with
+    # closed forms.
 
     @property
     def _base_ends(self) -> Ends:
@@ -157,12 +161,12 @@ class Rectified(Distribution):
 
     @property
     def _ends(self) -> Ends:
-        """The part of [0, 1] between its ends that the base reaches."""
+        """The ends of the part of [0, 1] that the base reaches."""
         lower, upper = self._base_ends
         return lower.clamp(0, 1), upper.clamp(0, 1)
 
     def _integrate(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Integral over the part of (0, 1) that the base reaches, in panels at its quantiles."""
+        """Integral over the part of (0, 1) that the base reaches, divided at its quantiles."""
         lower, upper = self._ends
         with torch.no_grad():
             levels = torch.stack([self._constant(level) for level in LEVELS])
@@ -178,12 +182,11 @@ class Rectified(Distribution):
             return self.base.icdf(value)
         except NotImplementedError as error:
             raise ArgumentError(
-                f"quantiles of {self} need a base with an icdf, which {type(self.base).__name__} "
-                "has not"
+                f"quantiles of {self} need a base with an icdf; {type(self.base).__name__} has none"
             ) from error
 
     def _base_cdf(self, s: Tensor) -> Tensor:
-        """Q(s), for s outside the support of the base too."""
+        """Q(s), also for s outside the support of the base."""
         lower, upper = self._base_ends
         inside = (s > lower) & (s < upper)
         value = self.base.cdf(torch.where(inside, s, interior(lower, upper)))
@@ -194,20 +197,20 @@ class Rectified(Distribution):
         return 1 - self._base_cdf(s)
 
     def _log_density(self, s: Tensor) -> Tensor:
-        """Log of the density of the base, for s outside its support too."""
+        """Log density of the base, also for s outside its support."""
         lower, upper = self._base_ends
         inside = (s >= lower) & (s <= upper)
         value = self.base.log_prob(torch.where(inside, s, interior(lower, upper)))
         return torch.where(inside, value, -math.inf)
 
     def _log_tails(self, point: float) -> tuple[Tensor, Tensor]:
-        """Log of Q(point) and of 1 - Q(point), for points outside the support too."""
+        """The pair log Q(point), log(1 - Q(point)), also for points outside the support."""
         lower, upper = self._base_ends
         inside = (lower < point) & (upper > point)
         below, above = log_tails(self.base, torch.where(inside, point, interior(lower, upper)))
-        shut = upper <= point
-        certainly_below = torch.where(shut, 0.0, -math.inf).to(below)
-        certainly_above = torch.where(shut, -math.inf, 0.0).to(above)
+        all_below = upper <= point
+        certainly_below = torch.where(all_below, 0.0, -math.inf).to(below)
+        certainly_above = torch.where(all_below, -math.inf, 0.0).to(above)
         return torch.where(inside, below, certainly_below), torch.where(
             inside, above, certainly_above
         )
@@ -249,7 +252,9 @@ def _refuse_unusable(base: Distribution) -> None:
     core = base
     while type(core).cdf is TransformedDistribution.cdf:
         if not all(transform.bijective for transform in core.transforms):  # type: ignore[attr-defined]
-            raise ArgumentError(f"Rectified needs a base with a cdf; {name} folds its own with abs")
+            raise ArgumentError(
+                f"Rectified needs a base with a cdf; the cdf of {name} is unknown after abs"
+            )
         core = core.base_dist  # type: ignore[attr-defined]
     if type(core).cdf is Distribution.cdf:
         raise ArgumentError(

@@ -14,7 +14,7 @@ from hardconcrete.gating.activation_gates import with_activation_gates
 from hardconcrete.gating.bank import Gate, GateBank
 from hardconcrete.gating.class_swap import is_swapped, restore_all, swap
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import Group, per_group
+from hardconcrete.gating.groups import per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
@@ -22,6 +22,7 @@ from hardconcrete.gating.sites import Site
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.graph.trace import as_args
 from hardconcrete.sparsifiers import as_sparsifier
+from hardconcrete.units import Group
 
 TRACED_DROPRATE = 0.05
 """Of traced groups. The readout is exactly 1, so the outputs of a trained model do not change."""
@@ -162,7 +163,7 @@ def _droprates(choice: SelectedGroups, droprate: float | Mapping[str, float] | N
     """One for each group."""
     if droprate is not None:
         return per_group(choice.groups, droprate, "droprate")
-    traced = {group.name for group in choice.structure or ()}
+    traced = {group.name for group in choice.analysis or ()}
     return [TRACED_DROPRATE if group.name in traced else SITE_DROPRATE for group in choice.groups]
 
 
@@ -170,7 +171,7 @@ def _droprate_of_each_gate(
     model: nn.Module, groups: tuple[Group, ...], droprates: Sequence[float]
 ) -> Tensor:
     """In float64, on the device of the model."""
-    device = model.get_parameter(groups[0].parameters[0]).device
+    device = model.get_parameter(groups[0].gated_parameters[0]).device
     parts: list[Tensor] = []
     for group, p in zip(groups, droprates, strict=True):
         if not isinstance(p, Real):
@@ -265,6 +266,6 @@ def _unread(gated: GatedModel, seen: set[tuple[nn.Module, str]]) -> list[tuple[s
     return [
         (group.name, name)
         for group in gated.groups
-        for name in group.parameters
+        for name in group.gated_parameters
         if id(parameters[name]) not in read
     ]

@@ -1,4 +1,4 @@
-"""What a gated model costs: which gate every index of every parameter has."""
+"""The costs of a gated model: which gate each index of each parameter has."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,51 +6,45 @@ import torch
 from torch import Tensor
 
 from hardconcrete.cost.example_inputs import batch_size
-from hardconcrete.cost.latency.table import LatencyTable, measure_latency
+from hardconcrete.cost.latency.table import LatencyTable, time_operations
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import write_ledger
 from hardconcrete.cost.liveness_formulas import EACH
 from hardconcrete.gating.class_swap import plain_copy
 from hardconcrete.graph.propagate import first_names
-from hardconcrete.units.group import Place
+from hardconcrete.units.axis import NO_UNIT, Place
 
 if TYPE_CHECKING:
     from hardconcrete.gating.gated_model import GatedModel
 
 
 def ledger_of(gated: "GatedModel") -> Ledger:
-    """Written for a copy without gates."""
+    """The ledger of the model without gates, by its gates."""
     plain = plain_copy(gated)
-    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.look_at(plain))
+    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.analyze(plain))
     return ledger.to(gated.gates.device)
 
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
-    """Measured on a copy without gates."""
+    """Latency measured on a copy without gates, by its gates."""
     plain, example = plain_copy(gated), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
-    found = gated.look_at(plain) if as_attached else None
-    table = measure_latency(plain, example, gate_places(gated), found=found, **settings)
+    analysis = gated.analyze(plain) if as_attached else None
+    table = time_operations(plain, example, gate_places(gated), analysis=analysis, **settings)
     return table.to(gated.gates.device)
 
 
 def gate_places(gated: "GatedModel") -> dict[Place, Tensor]:
-    """The number of the gate of every index of the axes that are gated, -1 where it has none.
+    """The gate number of every index of each gated axis, -1 where it has no gate.
 
-    Of a parameter with gates on single weights, the gate of each; ``EACH`` stands for the axis.
+    ``EACH`` stands in place of the axis where every single weight has a gate.
     """
     names = first_names(gated.model)
-    parameters = dict(gated.model.named_parameters(remove_duplicate=False))
     places: dict[Place, Tensor] = {}
     for group in gated.groups:
-        for axis in group.axes:
-            if axis.dim is None:
-                numbers = torch.arange(group.start, group.start + group.units)
-                shape = parameters[axis.parameter].shape
-                places[names[axis.parameter], EACH] = numbers.view(shape)
-            else:
-                units = torch.arange(group.units) if axis.units is None else axis.units.cpu()
-                place = names[axis.parameter], axis.dim
-                before = places.get(place, torch.full_like(units, -1))
-                places[place] = torch.where(units >= 0, units + group.start, before)
+        numbers = torch.arange(group.start, group.start + group.units)
+        for axis in group.gated:
+            gates = axis.expand(numbers, fill=NO_UNIT)
+            place = names[axis.tensor], EACH if axis.dim is None else axis.dim
+            places[place] = torch.where(gates >= 0, gates, places.get(place, gates))
     return places

@@ -95,7 +95,7 @@ class GatedCosts:
     def dense(self, cost: str) -> float:
         """The cost of the model without gates."""
         if cost == GROUP_SIZE:
-            return float(sum(group.all_units * group.size for group in self._gated.groups))
+            return float(sum(group.dense_units * group.size for group in self._gated.groups))
         if cost == LATENCY:
             return float(self.latency.dense)
         return float(self.ledger.dense[_index(cost)])

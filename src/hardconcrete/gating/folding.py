@@ -1,17 +1,17 @@
-"""What gates multiply, as tensors of parameters' shapes."""
+"""Gates in the shapes of the parameters that they multiply."""
 
 import torch
 from torch import Tensor, nn
 
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import GateAxis, ungated
 from hardconcrete.graph.propagate import first_names
+from hardconcrete.units.group import raw_parameter
 
 
-def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
-    """Every gated parameter's gates, multiplied where there are several, by first name.
+def gate_masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tensor]:
+    """The gates of every gated parameter by its first name; several are multiplied.
 
-    They are of size 1 along dimensions that are not gated.
+    A mask has size 1 along dimensions without gates.
     """
     names = first_names(plain)
     parameters = dict(plain.named_parameters(remove_duplicate=False))
@@ -19,26 +19,18 @@ def masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, Tenso
     done: set[tuple[str, int | None, int]] = set()
     for group in gated.groups:
         own = gates[group.slice]
-        for axis in group.axes:
-            name = names[axis.parameter]
+        for axis in group.gated:
+            name = names[axis.tensor]
             if (name, axis.dim, group.index) not in done:
                 done.add((name, axis.dim, group.index))
-                z = along(axis, own, parameters[name])
+                z = axis.spread(own, parameters[name].dim())
                 found[name] = found[name] * z if name in found else z
     return found
 
 
-def along(axis: GateAxis, own: Tensor, parameter: Tensor) -> Tensor:
-    """Gates of a group, in a shape that spreads over a parameter."""
-    if axis.dim is None:
-        return own.reshape(parameter.shape)
-    shape = [-1 if d == axis.dim else 1 for d in range(parameter.dim())]
-    return axis.gates(own).reshape(shape)
-
-
 @torch.no_grad()
 def fold(gated: GatedModel, model: nn.Module, gates: Tensor) -> None:
-    """Multiply gates into the parameters of a model, in place: of this one or of a plain copy."""
-    for name, z in masks(gated, model, gates).items():
-        parameter = ungated(model, name)
+    """Multiply gates into the parameters of this model, or of a plain copy, in place."""
+    for name, z in gate_masks(gated, model, gates).items():
+        parameter = raw_parameter(model, name)
         parameter.mul_(z.to(parameter.dtype))

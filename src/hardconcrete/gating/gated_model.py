@@ -18,12 +18,11 @@ from hardconcrete.gating.calls import examples_in, signed_class, stack
 from hardconcrete.gating.checkpointing import refuse_inside_draw
 from hardconcrete.gating.costs import CostTables, GatedCosts
 from hardconcrete.gating.decay import DecayOwners
-from hardconcrete.gating.groups import Group, targets
+from hardconcrete.gating.groups import gate_targets
 from hardconcrete.gating.select_groups import SelectedGroups
 from hardconcrete.gating.shrunk_states import remove_units
 from hardconcrete.gating.summary import print_summary
-from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.graph.trace_cache import TraceCache
+from hardconcrete.units import Analysis, Group, analyze
 
 WRAPPED = ("model", "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names under which wrappers hold what they wrap: tools that unwrap shall not skip the gates."""
@@ -41,8 +40,8 @@ class GatedModel(nn.Module):
         model: your module, its state_dict keys and parameters unchanged.
         gates: the bank, with the parameters of all gates, such as ``gates.log_alpha``.
         groups: what is gated, in the order of the bank.
-        structure: what tracing found in the dense model, with what is fixed and why; None where
-            only sites were named.
+        analysis: the groups of the dense model, and what is fixed and why; None where you named
+            sites only.
         overruled: groups found by tracing that have no gates because a named site overlaps them.
         cost_tables: the ledger and the latencies that ``costs`` has made so far.
         decay: who decays the gated weights.
@@ -59,8 +58,6 @@ class GatedModel(nn.Module):
         {'0:in': 4, '1:in': 3}
     """
 
-    _look: TraceCache | None = None
-    """The last trace of the model; unpickled models have none."""
     shrink_history: object | None = None
     """What ``shrink`` removed: a ``ShrinkHistory`` of ``hardconcrete.compaction``."""
 
@@ -76,23 +73,23 @@ class GatedModel(nn.Module):
         self.model = model
         self.gates = gates
         self.groups = choice.groups
-        self.structure = choice.structure
+        self.analysis = choice.analysis
         self.overruled = choice.overruled
         self.sample = sample
         self.cost_tables, self.decay = CostTables(), DecayOwners()
         self._example = example
-        self._look = choice.look
+        self._latest = choice.analysis
         self.__class__ = signed_class(type(self), model)
 
     @property
     def decayed_by_penalty(self) -> frozenset[str]:
         """Names of the parameters that decay in a penalty."""
-        names = (name for group in self.groups for name in group.parameters)
+        names = (name for group in self.groups for name in group.gated_parameters)
         return frozenset(names if self.decay.penalties else ())
 
     def regroup(self, groups: tuple[Group, ...], ledger: Ledger | None = None) -> None:
         """Set the groups and costs of the gates, as ``shrink`` does after it removed units."""
-        self.groups, self._look, self.cost_tables.ledger = groups, None, ledger
+        self.groups, self._latest, self.cost_tables.ledger = groups, None, ledger
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -151,20 +148,19 @@ class GatedModel(nn.Module):
 
         Groups, traces and tables never change, so copies share them.
         """
-        tables = self.cost_tables
-        for record in (self.groups, self.structure, self._look, tables.ledger, tables.latency):
+        for record in (self.groups, self.cost_tables.ledger, self.cost_tables.latency):
             memo[id(record)] = record
         for value in [value for module in self.modules() for value in vars(module).values()]:
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
         copied: Any = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__() | {"_look": self._look}, memo))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return copied  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the trace, whose graph cannot be pickled."""
-        return {**self.__dict__, "_look": None}
+        """Without the signature, which ``__setstate__`` adds."""
+        return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -197,7 +193,7 @@ class GatedModel(nn.Module):
         """Write what is gated into the metadata of the state, where torch keeps versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
-        metadata["gates"] = targets(self.model, self.groups)
+        metadata["gates"] = gate_targets(self.model, self.groups)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any
@@ -217,7 +213,7 @@ class GatedModel(nn.Module):
 
     def _refuse_others(self, saved: list[list[str]]) -> None:
         """Refuse a state whose gates belong to other units."""
-        for here, other in zip(targets(self.model, self.groups), saved, strict=False):
+        for here, other in zip(gate_targets(self.model, self.groups), saved, strict=False):
             if here != other:
                 raise ArgumentError(
                     f"the gates of {', '.join(other)} in this state would become those of "
@@ -241,11 +237,11 @@ class GatedModel(nn.Module):
         """How many gates of each group are open by the readout, as the paper counts them."""
         return tuple(int(is_open.sum()) for is_open in self.by_group(self.gates.is_open()).values())
 
-    def look_at(self, plain: nn.Module) -> LabelledGraph:
-        """The labelled graph of the model without gates; traced again only when it has changed."""
-        if self._look is None or not self._look.fits(plain):
-            self._look = TraceCache.at(plain, *self.example)
-        return self._look.walk
+    def analyze(self, plain: nn.Module) -> Analysis:
+        """The analysis of the model without its gates; the latest one as long as it fits."""
+        if self._latest is None or not self._latest.fits(plain):
+            self._latest = analyze(plain, *self.example)
+        return self._latest
 
     @property
     def costs(self) -> GatedCosts:

@@ -1,4 +1,4 @@
-"""Which module is multiplied by which gates."""
+"""Which gates multiply which parameters of which module."""
 
 from collections import defaultdict
 
@@ -7,12 +7,13 @@ from torch import nn
 
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.class_swap import swap
-from hardconcrete.gating.groups import GateAxis, Group
 from hardconcrete.gating.module_gates import ModuleGates, Multiplier
+from hardconcrete.units import Axis, Group
+from hardconcrete.units.axis import NO_UNIT
 
 
 def put_gates_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) -> None:
-    """Gate a model by the groups that are left of a bank which had more."""
+    """Gate a model by groups of which some units were removed from the bank."""
     bank.tables.clear()
     bank.sizes = tuple(group.units for group in groups)
     for module, multipliers in placements(model, groups, bank).items():
@@ -22,12 +23,12 @@ def put_gates_on(model: nn.Module, groups: tuple[Group, ...], bank: GateBank) ->
 def placements(
     model: nn.Module, groups: tuple[Group, ...], bank: GateBank
 ) -> dict[nn.Module, list[Multiplier]]:
-    """What multiplies which module; a tied parameter is gated under all of its names."""
+    """The multipliers of every module. A tied parameter is gated under all of its names."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    sharing: dict[tuple[str, int | None], list[tuple[Group, GateAxis]]] = defaultdict(list)
+    sharing: dict[tuple[str, int | None], list[tuple[Group, Axis]]] = defaultdict(list)
     for group in groups:
-        for axis in group.axes:
-            sharing[axis.parameter, axis.dim].append((group, axis))
+        for axis in group.gated:
+            sharing[axis.tensor, axis.dim].append((group, axis))
     placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
     for (name, dim), own in sharing.items():
         index = _add_table(bank, own)
@@ -42,17 +43,15 @@ def placements(
     return dict(placed)
 
 
-def _add_table(bank: GateBank, own: list[tuple[Group, GateAxis]]) -> int | None:
-    """The gate of every index where it is not one each: the last one stands for no gate."""
-    if len(own) == 1 and own[0][1].units is None:
+def _add_table(bank: GateBank, own: list[tuple[Group, Axis]]) -> int | None:
+    """The gate of every index, where that is not one each. The last number means no gate."""
+    if len(own) == 1 and own[0][1].is_one_to_one:
         return None
     last = sum(group.units for group, _ in own)
-    first = own[0][1].units
-    index = torch.full((own[0][0].units if first is None else len(first),), last)
-    start = 0
+    index, start = torch.full_like(own[0][1].units, last), 0
     for group, axis in own:
-        units = torch.arange(group.units) if axis.units is None else axis.units
-        index = torch.where(units >= 0, units + start, index)
+        gates = axis.expand(torch.arange(start, start + group.units), fill=NO_UNIT)
+        index = torch.where(gates >= 0, gates, index)
         start += group.units
     bank.tables.append(index.to(bank.device))
     return len(bank.tables) - 1

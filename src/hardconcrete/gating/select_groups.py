@@ -1,4 +1,4 @@
-"""Which groups get gates: those that were found, those that were named, or both."""
+"""Which groups get gates: those that tracing finds, the sites that you name, or both."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,49 +8,47 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.errors import ArgumentError, SiteError
-from hardconcrete.gating.groups import Group, in_bank, site_groups, unit_groups
+from hardconcrete.gating.groups import site_groups
 from hardconcrete.gating.sites import Site, named_sites
-from hardconcrete.graph.trace_cache import TraceCache
-from hardconcrete.units import Structure, UnitGroup
-from hardconcrete.units.group import batch_of, describe
+from hardconcrete.units import Analysis, Group, analyze
+from hardconcrete.units.group import in_order
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """Names of groups to take and to leave."""
+    """Names of groups to include and to exclude."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, include: str | Sequence[str], exclude: str | Sequence[str]) -> "Patterns":
-        """From single patterns or several."""
-        for given in (include, exclude):
-            if not isinstance(given, Iterable) or any(not isinstance(each, str) for each in given):
-                raise ArgumentError(f"include and exclude are names or patterns, not {given!r}")
-        as_tuple = [(given,) if isinstance(given, str) else tuple(given) for given in
-                    (include, exclude)]  # fmt: skip
-        return cls(*as_tuple)
+        """From one pattern or several of each kind."""
+        for value in (include, exclude):
+            if not isinstance(value, Iterable) or any(not isinstance(each, str) for each in value):
+                raise ArgumentError(f"include and exclude are names or patterns, not {value!r}")
+        as_tuples = [(v,) if isinstance(v, str) else tuple(v) for v in (include, exclude)]
+        return cls(*as_tuples)
 
-    def chosen(self, found: Structure) -> list[UnitGroup]:
-        """The groups whose names fit."""
+    def matching(self, analysis: Analysis) -> list[Group]:
+        """The groups whose names match."""
         for pattern in (*self.include, *self.exclude):
-            if not any(_fits(name, pattern) for name in found.names):
+            if not any(_matches(name, pattern) for name in analysis.names):
                 raise SiteError(
-                    f"{pattern!r} fits no group; there are {', '.join(found.names) or 'none'}"
+                    f"{pattern!r} fits no group; there are {', '.join(analysis.names) or 'none'}"
                 )
         return [
             group
-            for group in found
-            if (not self.include or any(_fits(group.name, p) for p in self.include))
-            and not any(_fits(group.name, p) for p in self.exclude)
+            for group in analysis
+            if (not self.include or any(_matches(group.name, p) for p in self.include))
+            and not any(_matches(group.name, p) for p in self.exclude)
         ]
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """A name fits itself, brackets and all."""
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name matches a pattern. It matches itself, with its brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
@@ -59,15 +57,13 @@ class SelectedGroups:
     """What gets gates.
 
     Args:
-        groups: in the order of the bank.
-        look: what tracing found, where it was asked for.
-        structure: the same, as the user is told.
-        overruled: groups that were found and have no gates, with the named site that they overlap.
+        groups: in the order of their gates.
+        analysis: what tracing finds in the model; None where only sites are named.
+        overruled: traced groups without gates, each with the named site that overlaps it.
     """
 
     groups: tuple[Group, ...]
-    look: TraceCache | None = None
-    structure: Structure | None = None
+    analysis: Analysis | None = None
     overruled: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -78,49 +74,50 @@ def select_groups(
     sites: str | Sequence[Site | str],
     patterns: Patterns,
 ) -> SelectedGroups:
-    """The groups in the order given."""
-    several = isinstance(sites, Iterable) and not isinstance(sites, str)
-    given: Any = [sites] if sites == AUTO else list(sites) if several else sites
-    auto = isinstance(given, list) and AUTO in given
-    if not auto:
+    """The groups of all sites in their order; ``"auto"`` stands for the traced groups."""
+    wanted = _as_list(sites)
+    if not isinstance(wanted, list) or AUTO not in wanted:
         if patterns != Patterns():
             raise SiteError("include and exclude choose among units that are found: sites='auto'")
-        return SelectedGroups(in_bank(site_groups(model, named_sites(model, given))))
-    named = [site for site in given if site != AUTO]
-    explicit = named_sites(model, named) if named else {}
-    look = TraceCache.at(model, args, kwargs)
-    found = describe(look.walk, model, batch_of(look.walk))
-    overruled = _overruled(model, found, explicit)
-    chosen = [group for group in patterns.chosen(found) if group.name not in overruled]
-    if not chosen and not named:
-        raise SiteError(_nothing(found))
-    place = list(given).index(AUTO)
-    by_site = site_groups(model, explicit)
-    groups = in_bank([*by_site[:place], *unit_groups(chosen), *by_site[place:]])
-    return SelectedGroups(groups, look, found, overruled)
+        return SelectedGroups(in_order(site_groups(model, named_sites(model, wanted))))
+    named = [site for site in wanted if site != AUTO]
+    named_by_label = named_sites(model, named) if named else {}
+    analysis = analyze(model, args, kwargs)
+    overruled = _overruled(model, analysis, named_by_label)
+    traced = [group for group in patterns.matching(analysis) if group.name not in overruled]
+    if not traced and not named:
+        raise SiteError(_why_there_are_none(analysis))
+    by_site, place = site_groups(model, named_by_label), wanted.index(AUTO)
+    groups = in_order([*by_site[:place], *traced, *by_site[place:]])
+    return SelectedGroups(groups, analysis, overruled)
 
 
-def _overruled(model: nn.Module, found: Structure, explicit: Mapping[str, Site]) -> dict[str, str]:
-    """Groups that own a dimension which a named site gates, with that site."""
+def _as_list(sites: Any) -> Any:
+    """A list of sites; whatever is none stays as it is, to be refused."""
+    if sites == AUTO:
+        return [AUTO]
+    return list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else sites
+
+
+def _overruled(model: nn.Module, analysis: Analysis, named: Mapping[str, Site]) -> dict[str, str]:
+    """Traced groups that own a dimension which a named site gates, with that site."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    taken = [
+    gated = [
         (id(parameters[name]), site.dim, label)
-        for label, site in explicit.items()
+        for label, site in named.items()
         for name in site.names
     ]
     return {
         group.name: label
-        for group in found
+        for group in analysis
         for axis in group.axes
-        for tensor, dim, label in taken
+        for tensor, dim, label in gated
         if axis.tensor in parameters
         and id(parameters[axis.tensor]) == tensor
         and dim in (axis.dim, None)
     }
 
 
-def _nothing(found: Structure) -> str:
-    reasons = "; ".join(map(str, found.fixed[:3]))
-    return (
-        f"no units that could be removed were left in {found.model}: {reasons or 'no parameters'}"
-    )
+def _why_there_are_none(analysis: Analysis) -> str:
+    reasons = "; ".join(map(str, analysis.fixed[:3])) or "no parameters"
+    return f"no units that could be removed were left in {analysis.model}: {reasons}"

@@ -1,1 +1,1 @@
-"""A model as a graph of operators, with labels for what lives or dies as one."""
+"""A model as a graph of operators, with labels for the indices that are removed together."""

@@ -1,16 +1,17 @@
-"""Labels: which indices live or die as one, gathered while a graph is walked."""
+"""Labels: which indices can only be removed together."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-NEVER = torch.iinfo(torch.int64).max
+NO_REASON = torch.iinfo(torch.int64).max
+"""In place of the number of a reason: the label is not fixed."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why units are fixed: what was found, in which module, at which operator."""
+    """Why units cannot be removed: the cause, and the module and operator where it arises."""
 
     text: str
     module: str
@@ -21,7 +22,10 @@ class Reason:
 
 
 class Labels:
-    """A union-find over integers, on whole arrays at once, that remembers why some are fixed.
+    """A union-find over integers, vectorized, that records why some are fixed.
+
+    Each index along each dimension of a parameter starts with a label. Operators unite labels.
+    The smallest label of a united set is its root.
 
     Example:
         >>> labels = Labels()
@@ -34,22 +38,22 @@ class Labels:
     def __init__(self) -> None:
         self._parent = torch.empty(0, dtype=torch.int64)
         self._reason = torch.empty(0, dtype=torch.int64)
-        self._disturbed = torch.empty(0, dtype=torch.bool)
+        self._zero_lost = torch.empty(0, dtype=torch.bool)
         self._size = 0
         self.reasons: list[Reason] = []
 
     def fresh(self, count: int) -> Tensor:
-        """New labels, each alone."""
+        """Make new labels, each in a set by itself."""
         start, self._size = self._size, self._size + count
         if self._size > len(self._parent):
             more = torch.arange(len(self._parent), 2 * self._size + 1024)
             self._parent = torch.cat([self._parent, more])
-            self._reason = torch.cat([self._reason, torch.full_like(more, NEVER)])
-            self._disturbed = torch.cat([self._disturbed, torch.zeros_like(more, dtype=torch.bool)])
+            self._reason = torch.cat([self._reason, torch.full_like(more, NO_REASON)])
+            self._zero_lost = torch.cat([self._zero_lost, torch.zeros_like(more, dtype=torch.bool)])
         return torch.arange(start, self._size)
 
     def find(self, labels: Tensor) -> Tensor:
-        """The smallest label that each of these is one with."""
+        """Return the root of each label."""
         roots = self._parent[labels]
         while not torch.equal(above := self._parent[roots], roots):
             roots = above
@@ -57,7 +61,7 @@ class Labels:
         return roots
 
     def unite(self, first: Tensor, second: Tensor) -> None:
-        """Make the labels at each place one; shapes broadcast."""
+        """Unite the labels at each position; shapes broadcast."""
         a, b = torch.broadcast_tensors(self.find(first), self.find(second))
         while (differ := a != b).any():
             a, b = a[differ], b[differ]
@@ -65,28 +69,31 @@ class Labels:
             a, b = self.find(a), self.find(b)
 
     def fix(self, labels: Tensor, reason: Reason) -> None:
-        """These may never be removed, and this is why; the first reason is kept."""
+        """Forbid the removal of these labels. A label keeps its first reason."""
         self.reasons.append(reason)
         known = self._reason[labels]
         self._reason[labels] = known.clamp_max(len(self.reasons) - 1)
 
-    def disturb(self, labels: Tensor) -> None:
-        """Something maps the zeros of these to other values: zero outputs are not nothing."""
-        self._disturbed[labels] = True
+    def mark_zero_lost(self, labels: Tensor) -> None:
+        """Record that an operator maps zeros of these units to other values.
+
+        Such a unit still acts on its readers when all weights that make it are zero.
+        """
+        self._zero_lost[labels] = True
 
     def why_fixed(self) -> dict[int, Reason]:
-        """The first reason of each root that is fixed."""
+        """The first reason of each fixed root."""
         roots = self.find(torch.arange(self._size))
-        first = torch.full((self._size,), NEVER).scatter_reduce_(
+        first = torch.full((self._size,), NO_REASON).scatter_reduce_(
             0, roots, self._reason[: self._size], "amin"
         )
         return {
             root: self.reasons[reason]
             for root, reason in enumerate(first.tolist())
-            if reason != NEVER
+            if reason != NO_REASON
         }
 
-    def disturbed(self) -> set[int]:
-        """The roots whose zeros do not stay zero."""
-        marked = self._disturbed[: self._size].nonzero().flatten()
+    def zero_lost(self) -> set[int]:
+        """The roots of units whose zeros some operator maps to other values."""
+        marked = self._zero_lost[: self._size].nonzero().flatten()
         return set(self.find(marked).tolist())

@@ -1,4 +1,4 @@
-"""Running somebody's model so that it is afterwards as it was."""
+"""Context managers that run a model and restore its state afterwards."""
 
 import copy
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from torch import nn
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All modules in one mode, then each in its own again.
+    """Set all modules to one mode, then restore the mode of each.
 
-    Flags are set one by one: some models do more than that in ``train`` and ``eval``.
+    Flags are set one by one, because some models override ``train`` and ``eval``.
     """
     modes = {module: module.training for module in model.modules()}
     for module in modes:
@@ -26,18 +26,18 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """What the model counts and remembers is afterwards what it was."""
-    homes = [module._buffers for module in model.modules() if isinstance(module._buffers, dict)]
-    buffers = [(home, dict(home)) for home in homes]
-    filled = [buffer for buffer in model.buffers() if not buffer.is_meta]
-    contents = [(buffer, buffer.detach().clone()) for buffer in filled]
+    """Restore the buffers afterwards: both the tensors and their contents."""
+    holders = [module._buffers for module in model.modules() if isinstance(module._buffers, dict)]
+    buffers = [(holder, dict(holder)) for holder in holders]
+    with_data = [buffer for buffer in model.buffers() if not buffer.is_meta]
+    contents = [(buffer, buffer.detach().clone()) for buffer in with_data]
     try:
         yield
     finally:
-        for home, before in buffers:
-            home.update(before)
+        for holder, before in buffers:
+            holder.update(before)
         for buffer, value in contents:
-            sparse = buffer.layout is not torch.strided  # which torch cannot compare
+            sparse = buffer.layout is not torch.strided  # torch.equal does not take sparse tensors
             if sparse or not torch.equal(buffer, value):
                 with torch.no_grad():
                     buffer.copy_(value)
@@ -45,25 +45,27 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def no_fast_path() -> Iterator[None]:
-    """Without the kernels that take a whole encoder layer in one."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Disable the fused kernels that run a whole transformer encoder layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Whoever draws next sees the random state as it was."""
+    """Restore the random state afterwards."""
     initialized = torch.cuda.is_initialized()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if initialized else []):
         yield
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model; what it keeps of its last call is cut from its graph."""
-    kept = [value for module in model.modules() for value in vars(module).values()]
-    graph = [value for value in kept if isinstance(value, torch.Tensor) and not value.is_leaf]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in graph})
+def detached_copy(model: nn.Module) -> nn.Module:
+    """Copy a model. Results of its last call that it stores are detached: deepcopy refuses them."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    results = [
+        value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in results})

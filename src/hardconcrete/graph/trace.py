@@ -1,4 +1,4 @@
-"""Tracing a model into a graph of ATen operators, without changing anything in it."""
+"""Trace a model into a graph of ATen operators without changing the model."""
 
 import inspect
 import logging
@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from hardconcrete.errors import TraceError
 from hardconcrete.graph.model_state import in_mode, no_fast_path
 
-ALONE = threading.RLock()
-"""One trace at a time: torch.export and its switches are of the whole process."""
+TRACE_LOCK = threading.RLock()
+"""Held during a trace, because torch.export and its switches are global to the process."""
 
 
 def as_args(example_inputs: Any) -> tuple[Any, ...]:
-    """Positional inputs, from a tuple or list of them or from a single one."""
-    many = isinstance(example_inputs, tuple | list)
-    return tuple(example_inputs) if many else (example_inputs,)
+    """Make a tuple of positional inputs from a tuple, a list or a single input."""
+    several = isinstance(example_inputs, tuple | list)
+    return tuple(example_inputs) if several else (example_inputs,)
 
 
 def trace(
@@ -33,34 +33,40 @@ def trace(
     training: bool = False,
     any_batch: bool = False,
 ) -> fx.GraphModule:
-    """The model as a graph; its parameters are the model's own.
+    """Return the model as a graph that shares the model's parameters.
 
-    Of an output that torch.export does not know, such as the cache of a language model, the graph
-    returns the tensors inside. With ``any_batch`` the graph stands for the model, so it is refused.
+    If torch.export does not support an output, such as the cache of a language model, the graph
+    returns the tensors inside it. With ``any_batch`` such an output is an error, because the graph
+    then replaces the model.
 
     Args:
-        model: what is traced; its own modes do not matter.
+        model: the model; whether it is in training or evaluation mode does not matter.
         args: positional example inputs.
-        kwargs: example inputs by keyword.
-        training: as the model computes in training.
-        any_batch: let the graph run at any batch size, which takes three times as long.
+        kwargs: keyword example inputs.
+        training: trace the forward in training mode.
+        any_batch: make the graph run at any batch size. Tracing then takes three times as long.
     """
-    args, kwargs = at_least_two(tree_map(_trainable, (args, dict(kwargs or {}))))
-    dynamic = _dynamic(model, args, kwargs) if any_batch else None
-    opened = nullcontext() if any_batch else _outputs_opened(model)
+    args, kwargs = at_least_two_examples(
+        tree_map(_outside_inference_mode, (args, dict(kwargs or {})))
+    )
+    dynamic_shapes = _dynamic_shapes(model, args, kwargs) if any_batch else None
+    unpacked = nullcontext() if any_batch else _outputs_unpacked(model)
     try:
-        with ALONE, _undisturbed(model, training), _quiet(), _quick(any_batch), opened:
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        settings = _export_settings(model, training)
+        with TRACE_LOCK, settings, _quiet_logs(), _faster_export(any_batch), unpacked:
+            program = torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
         return program.module(check_guards=False)
     except Exception as error:
         raise TraceError(
-            f"{type(model).__name__} cannot be traced by torch.export: {_in_words(error)}"
-            f"{_about_keywords(args)}"
+            f"{type(model).__name__} cannot be traced by torch.export: {_explanation(error)}"
+            f"{_keyword_hint(args)}"
         ) from error
 
 
-def _in_words(error: Exception) -> str:
-    """What went wrong, and what to do where the forward decides by its data."""
+def _explanation(error: Exception) -> str:
+    """The first line of an error of torch.export, with advice for the common causes."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if "need to register a pytree" in lines[0]:
         return (
@@ -71,75 +77,74 @@ def _in_words(error: Exception) -> str:
     if "data-dependent" not in str(error):
         return lines[0]
     return (
-        f"{lines[0]}. A forward that decides by the values of its data (an `if` on a tensor, "
-        ".item()) has no one graph: use torch.where or torch.cond, or gate explicit sites "
+        f"{lines[0]}. The forward depends on values of its data (an `if` on a tensor, .item()), so "
+        "one graph cannot represent it: use torch.where or torch.cond, or gate explicit sites "
         "(sites=['fc1:in'])"
     )
 
 
-def _about_keywords(args: tuple[Any, ...]) -> str:
-    """What to do where inputs by keyword may have been passed as the example inputs."""
+def _keyword_hint(args: tuple[Any, ...]) -> str:
+    """Advice where a dict of keyword inputs seems to have been passed as the example inputs."""
     if len(args) == 1 and (args[0] is None or hasattr(args[0], "keys")):
-        return ". Inputs by keyword go into kwargs: example_inputs=(), kwargs=batch"
+        return ". Pass keyword inputs as kwargs: example_inputs=(), kwargs=batch"
     return ""
 
 
 @contextmanager
-def _outputs_opened(model: nn.Module) -> Iterator[None]:
-    """While this lasts, the model returns the tensors inside an object instead of the object."""
+def _outputs_unpacked(model: nn.Module) -> Iterator[None]:
+    """Make the model return the tensors inside an unsupported object instead of the object."""
 
-    def opened(_: nn.Module, __: Any, output: Any) -> Any:
-        return tree_map(lambda leaf: leaf if _is_simple(leaf) else _tensors_in(leaf), output)
+    def unpacked(_: nn.Module, __: Any, output: Any) -> Any:
+        return tree_map(lambda leaf: leaf if _can_be_returned(leaf) else _tensors_in(leaf), output)
 
-    handle = model.register_forward_hook(opened)
+    handle = model.register_forward_hook(unpacked)
     try:
         yield
     finally:
         handle.remove()
 
 
-def _is_simple(leaf: Any) -> bool:
-    """Whether a graph can return it."""
+def _can_be_returned(leaf: Any) -> bool:
+    """Whether torch.export supports this leaf as an output."""
     return isinstance(leaf, Tensor | bool | int | float | complex | str | None)
 
 
 def _tensors_in(thing: Any) -> list[Tensor]:
-    """All tensors that an object holds, wherever they are.
+    """All tensors inside an object, at any depth.
 
     Example:
         >>> from types import SimpleNamespace
         >>> _tensors_in(SimpleNamespace(layers=[SimpleNamespace(keys=torch.ones(2), seen=3)]))
         [tensor([1., 1.])]
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     seen: set[int] = set()
 
-    def visit(one: Any) -> None:
-        for leaf in tree_leaves(one):
+    def visit(part: Any) -> None:
+        for leaf in tree_leaves(part):
             if isinstance(leaf, Tensor):
-                found.append(leaf)
+                tensors.append(leaf)
             elif id(leaf) not in seen and not isinstance(leaf, type | nn.Module):
                 seen.add(id(leaf))
                 visit(list(leaf) if isinstance(leaf, set | frozenset) else _attributes(leaf))
 
     visit(thing)
-    return found
+    return tensors
 
 
 def _attributes(thing: Any) -> list[Any]:
-    """The values of an object's attributes, also where its class lists them in slots."""
+    """The values of an object's attributes, slots included."""
     slots = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__]
-    names = [name for own in slots for name in ((own,) if isinstance(own, str) else own)]
+    names = [name for entry in slots for name in ((entry,) if isinstance(entry, str) else entry)]
     values = [getattr(thing, name) for name in names if hasattr(thing, name)]
     return [*values, *getattr(thing, "__dict__", {}).values()]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the tracebacks that torch logs before it raises what we put in words.
+def _quiet_logs() -> Iterator[None]:
+    """Disable the tracebacks that torch logs before it raises, and those stored for each node.
 
-    And without one for every node, which nobody reads and which take time; older versions of torch
-    do not have the switch.
+    Storing them takes time. Older versions of torch do not have that switch.
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled, getattr(fx.config, "do_not_emit_stack_traces", False)
@@ -151,11 +156,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _quick(any_batch: bool) -> Iterator[None]:
-    """Without Python code for graphs that only lead to another one.
+def _faster_export(any_batch: bool) -> Iterator[None]:
+    """Generate no Python code for intermediate graphs.
 
-    And, where sizes are symbols, without remembering what each operator gives: hardly any comes
-    again. Other versions of torch may not have these switches.
+    With symbolic sizes, also disable the cache of operator results, which has hardly any hits.
+    Other versions of torch may lack these switches.
     """
     from torch._dynamo import config
     from torch.fx import _lazy_graph_module as graphs
@@ -168,26 +173,26 @@ def _quick(any_batch: bool) -> Iterator[None]:
         yield
 
 
-def _trainable(leaf: Any) -> Any:
-    """A copy of what was made in inference mode, which has no gradients outside of it."""
+def _outside_inference_mode(leaf: Any) -> Any:
+    """Clone a tensor made in inference mode, because autograd refuses it."""
     return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
-def at_least_two(inputs: Any) -> Any:
-    """Inputs whose batch is no single example: a traced size of 1 would be taken for a constant."""
+def at_least_two_examples(inputs: Any) -> Any:
+    """Repeat the inputs if their batch is 1: export would treat a size of 1 as a constant."""
     leaves, spec = tree_flatten(inputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
     if not tensors or any(len(tensor) != 1 for tensor in tensors):
         return inputs
-    twice = [
+    doubled = [
         torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.dim() else leaf
         for leaf in leaves
     ]
-    return tree_unflatten(twice, spec)
+    return tree_unflatten(doubled, spec)
 
 
-def _dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Dimension 0 of every tensor may vary, as far as the model lets it."""
+def _dynamic_shapes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Let dimension 0 of every tensor vary where the model allows it."""
     bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return tree_map(
         lambda leaf: (
@@ -198,10 +203,10 @@ def _dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, training: bool) -> Iterator[None]:
-    """In one mode, whatever mode the model is in; random numbers and switches as before."""
-    random, warned = torch.random.fork_rng(devices=[]), warnings.catch_warnings()
-    with in_mode(model, training), no_fast_path(), random, torch.enable_grad(), warned:
-        # recurrent layers list their weights a second time, which export takes for a change
+def _export_settings(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set the mode and switches for an export. Restore them and the random state afterwards."""
+    random_state, warned = torch.random.fork_rng(devices=[]), warnings.catch_warnings()
+    with in_mode(model, training), no_fast_path(), random_state, torch.enable_grad(), warned:
+        # recurrent layers list their weights twice, and export warns of a changed attribute
         warnings.filterwarnings("ignore", "The tensor attribute")
         yield

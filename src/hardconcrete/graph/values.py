@@ -1,4 +1,4 @@
-"""Values of a graph as the walk sees them: shapes, and which indices belong to which label."""
+"""Tensors of a graph during label propagation: their shapes, and the labels of their indices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,23 +8,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One independent way in which indices of a tensor belong to units.
+    """Labels along some dimensions of a tensor.
+
+    A tensor has several components if its dimensions are labelled independently, as the rows and
+    the columns of a weight.
 
     Args:
-        labels: integers that broadcast to the tensor: each dimension is full, or 1 where the
-            labels do not depend on it.
-        axis: name and dimension of the parameter that these labels come from.
-        faithful: whether the tensor is zero wherever that parameter is, so that a gate there acts
-            here.
+        labels: integers that broadcast to the tensor. A dimension along which labels do not vary
+            has size 1, any other its full size.
+        axis: name and dimension of the parameter that the labels come from.
+        zero_with_parameter: whether the tensor is zero wherever that parameter is zero. Only then
+            a gate on the parameter closes the unit here.
     """
 
     labels: Tensor
     axis: tuple[str, int] | None = None
-    faithful: bool = True
+    zero_with_parameter: bool = True
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions along which the labels differ."""
+        """The dimensions along which the labels vary."""
         return tuple(dim for dim, size in enumerate(self.labels.shape) if size > 1)
 
 
@@ -33,41 +36,41 @@ class Value:
     """A tensor of the graph.
 
     Args:
-        shape: its concrete shape for the example inputs.
-        components: what is known of its dimensions; those without are rigid.
-        weight: whether it is computed from parameters, buffers and constants alone.
-        why: what makes it rigid, in words.
+        shape: shape for the example inputs, without symbols.
+        components: labels of its dimensions. A dimension without a component cannot shrink.
+        from_parameters: whether it depends only on parameters, buffers and constants.
+        why_rigid: why a dimension cannot shrink, in words.
     """
 
     shape: tuple[int, ...]
     components: tuple[Component, ...] = ()
-    weight: bool = False
-    why: str = ""
+    from_parameters: bool = False
+    why_rigid: str = ""
 
-    def along(self, dim: int) -> tuple[Component, ...]:
-        """The components that vary along a dimension."""
+    def components_along(self, dim: int) -> tuple[Component, ...]:
+        """The components whose labels vary along a dimension."""
         return tuple(part for part in self.components if dim in part.dims)
 
     def with_components(self, components: Sequence[Component]) -> "Value":
-        """The same tensor, known otherwise."""
+        """The same tensor with other labels."""
         return replace(self, components=tuple(components))
 
-    def aligned(self, rank: int) -> "Value":
-        """With leading dimensions of size 1, as broadcasting has them."""
-        return self.placed(range(rank - len(self.shape), rank), rank)
+    def with_rank(self, rank: int) -> "Value":
+        """With leading dimensions of size 1, as in broadcasting."""
+        return self.at_dims(range(rank - len(self.shape), rank), rank)
 
-    def placed(self, dims: Sequence[int], rank: int) -> "Value":
-        """With its dimensions put at ``dims`` among ``rank``, all others of size 1."""
+    def at_dims(self, dims: Sequence[int], rank: int) -> "Value":
+        """With its dimensions moved to ``dims`` of ``rank``, and size 1 elsewhere."""
         order = sorted(range(len(dims)), key=lambda k: dims[k])
 
-        def place(shape: Sequence[int]) -> tuple[int, ...]:
+        def spread(shape: Sequence[int]) -> tuple[int, ...]:
             sizes = [1] * rank
             for k, dim in enumerate(dims):
                 sizes[dim] = shape[k]
             return tuple(sizes)
 
         parts = [
-            replace(part, labels=part.labels.permute(order).reshape(place(part.labels.shape)))
+            replace(part, labels=part.labels.permute(order).reshape(spread(part.labels.shape)))
             for part in self.components
         ]
-        return Value(place(self.shape), tuple(parts), self.weight, self.why)
+        return Value(spread(self.shape), tuple(parts), self.from_parameters, self.why_rigid)

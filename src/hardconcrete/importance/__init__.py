@@ -1,4 +1,4 @@
-"""Which units matter: measuring their importance, choosing what to keep, re-fitting the rest.
+"""Measure how much units matter, select the units to keep, and re-fit the remaining weights.
 
 ``hc.importance`` is this package, and can be called:
 
@@ -18,16 +18,26 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.importance.batches import Loss
-from hardconcrete.importance.score import EXAMPLES, Importance, importance
+from hardconcrete.importance.refit import refit
+from hardconcrete.importance.score import DEFAULT_EXAMPLES, Importance, importance
 
-__all__ = ["Importance", "importance"]
+__all__ = ["Importance", "importance", "refit"]
 
 
 class _CallableModule(ModuleType):
-    """Importing a package sets its name in the one around it, so both names must mean the same."""
+    """A package that can be called.
+
+    Importing this package sets ``hardconcrete.importance`` to it, so the public function of that
+    name must be the package itself.
+    """
 
     def __call__(
-        self, model: nn.Module, batches: Iterable[Any], loss: Loss, *, examples: int = EXAMPLES
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss: Loss,
+        *,
+        examples: int = DEFAULT_EXAMPLES,
     ) -> Importance:
         """See ``hardconcrete.importance.importance``."""
         return importance(model, batches, loss, examples=examples)

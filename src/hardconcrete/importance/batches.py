@@ -1,4 +1,4 @@
-"""The user's batches: kept in memory, up to a number of examples."""
+"""Your batches: the first ones are kept in memory."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -15,11 +15,16 @@ Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def keep_batches(
-    batches: Iterable[Any], examples: int | None = None, *, batches_at_most: int | None = None
+    batches: Iterable[Any], examples: int | None = None, *, max_batches: int | None = None
 ) -> list[Any]:
-    """The first batches, until they hold so many examples, or are so many.
+    """The first batches, until they hold enough examples.
 
-    Tensors made in ``torch.inference_mode()`` are copied: autograd refuses them.
+    Tensors made in ``torch.inference_mode()`` are copied, because autograd refuses them.
+
+    Args:
+        batches: any iterable; only the batches that are kept are read from it.
+        examples: stop when the batches hold this many examples; None for no limit.
+        max_batches: stop after this many batches; None for no limit.
 
     Example:
         >>> import torch
@@ -35,8 +40,8 @@ def keep_batches(
         raise ArgumentError("batches is one tensor; it takes several batches: [batch, ...]")
     kept: list[Any] = []
     seen = 0
-    for batch in itertools.islice(batches, batches_at_most):
-        kept.append(tree_map(_with_gradients, batch))
+    for batch in itertools.islice(batches, max_batches):
+        kept.append(tree_map(_usable_by_autograd, batch))
         seen += batch_size(batch)
         if examples is not None and seen >= examples:
             break
@@ -45,26 +50,26 @@ def keep_batches(
     return kept
 
 
-def _with_gradients(leaf: Any) -> Any:
+def _usable_by_autograd(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
 
 
 def batch_size(batch: Any) -> int:
-    """Examples in a batch: the first dimension of its first tensor; 1 if it has none.
+    """The number of examples: the first dimension of the first tensor; 1 without a tensor.
 
     Example:
         >>> import torch
         >>> batch_size({"input_ids": torch.zeros(4, 7), "labels": torch.zeros(4)})
         4
     """
-    tree = dict(batch) if hasattr(batch, "keys") else batch  # pytrees know no BatchEncoding
+    tree = dict(batch) if hasattr(batch, "keys") else batch  # a BatchEncoding is no pytree
     leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
     first = next((leaf for leaf in leaves if leaf.dim()), None)
     return 1 if first is None else len(first)
 
 
 def check_loss(value: object) -> Tensor:
-    """What ``loss(model, batch)`` returned, if it can be differentiated.
+    """The value that ``loss(model, batch)`` returned, as a scalar; refuse what has no gradient.
 
     Example:
         >>> import torch
@@ -79,8 +84,8 @@ def check_loss(value: object) -> Tensor:
         raise ArgumentError(f"loss(model, batch) must return a scalar tensor, and returned {shape}")
     if not value.requires_grad:
         raise ArgumentError(
-            "loss(model, batch) returned a tensor without a gradient: it must call the model it is "
-            "given, outside torch.no_grad()"
+            "loss(model, batch) returned a tensor without a gradient: it must call the model "
+            "that is passed to it, outside torch.no_grad()"
         )
     if not torch.isfinite(value):
         raise ArgumentError(f"loss(model, batch) returned {value.item()}; check the batches")

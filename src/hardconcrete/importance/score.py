@@ -23,11 +23,11 @@ from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.importance.batches import Loss, batch_size, check_loss, keep_batches
 
-EXAMPLES = 2048
-"""Examples that importance is measured on, where the user names no number."""
+DEFAULT_EXAMPLES = 2048
+"""Examples that importance is measured on, unless you pass another number."""
 
-BULK = 0.9
-"""The part of a group's importance whose number of units is printed."""
+PRINTED_FRACTION = 0.9
+"""The report says how many units hold this fraction of their group's importance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Importance:
     """How much each unit matters, by group: the mean over batches of (dL/dz)^2.
 
     Args:
-        values: by the name of a group, one number for each of its units.
-        examples: how many examples were seen.
+        values: for each group by name, one number per unit.
+        examples: the number of examples that were used.
 
     Example:
         >>> result = Importance({"fc1": torch.tensor([0.0, 3.0, 1.0])}, examples=8)
@@ -67,31 +67,30 @@ class Importance:
 
     def __str__(self) -> str:
         width = max(map(len, [*self.values, "group"]))
-        head = (
-            f"{'group':<{width}}  units     share   least      median     most       {BULK:.0%} in"
-        )
+        columns = "units     share   least      median     most      "
+        head = f"{'group':<{width}}  {columns} {PRINTED_FRACTION:.0%} in"
         total = float(self.flat().sum())
         rows = [f"{name:<{width}}  {_row(values, total)}" for name, values in self.values.items()]
         return "\n".join([head, *rows, f"Measured on {self.examples:,} examples."])
 
 
 def _row(values: Tensor, total: float) -> str:
-    """A group in numbers."""
+    """The columns of one group."""
     share = float(values.sum()) / total if total else 0.0
     return (
         f"{len(values):>5}  {share:>8.1%}   {values.min():<9.2e}  {values.median():<9.2e}  "
-        f"{values.max():<9.2e}  {_units_with(values, BULK)}"
+        f"{values.max():<9.2e}  {_units_with(values, PRINTED_FRACTION)}"
     )
 
 
-def _units_with(values: Tensor, part: float) -> int:
-    """The least number of units that hold a part of a group's importance."""
+def _units_with(values: Tensor, fraction: float) -> int:
+    """The smallest number of units that hold this fraction of a group's importance."""
     ranked = values.sort(descending=True).values.cumsum(0)
-    return int((ranked < part * ranked[-1]).sum()) + 1
+    return int((ranked < fraction * ranked[-1]).sum()) + 1
 
 
 def importance(
-    model: nn.Module, batches: Iterable[Any], loss: Loss, *, examples: int = EXAMPLES
+    model: nn.Module, batches: Iterable[Any], loss: Loss, *, examples: int = DEFAULT_EXAMPLES
 ) -> Importance:
     """Measure how much every unit of a model matters to a loss.
 
@@ -101,7 +100,7 @@ def importance(
     Args:
         model: a ``GatedModel``, or any module that ``find_groups`` can trace.
         batches: an iterable of your batches. The first ones are used, until they hold ``examples``.
-        loss: calls the model it is given on a batch and returns a scalar.
+        loss: calls the model on a batch and returns a scalar.
         examples: how many examples to use.
 
     Example:
@@ -126,10 +125,10 @@ def measure_importance(
     """The mean over batches of (dL/dz)^2 at gates of 0 and 1, in the order of the bank.
 
     Args:
-        gated: run in evaluation mode, and left as it is.
-        batches: gone through once.
-        loss: calls the model it is given, which is the one inside ``gated``.
-        is_open: the value of every gate.
+        gated: run in evaluation mode, and not changed.
+        batches: read once.
+        loss: calls the model inside ``gated`` on a batch and returns a scalar.
+        is_open: the value of every gate, 0 or 1.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -146,14 +145,14 @@ def measure_importance(
             z = is_open.detach().clone().requires_grad_()
             with gated.gates.holding(None, z):
                 value = check_loss(loss(gated.model, batch))
-            (slope,) = torch.autograd.grad(value, z)
-            total += slope.double().square()
+            (gradient,) = torch.autograd.grad(value, z)
+            total += gradient.double().square()
             count += 1
     return total / count
 
 
 def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
-    """A copy with gates that are open, traced with the inputs that ``loss`` calls it with."""
+    """A copy with open gates. It is traced with the inputs that ``loss`` passes to the model."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
     args, kwargs = first_call(model, batch, loss)
@@ -169,15 +168,15 @@ def first_call(model: nn.Module, batch: Any, loss: Loss) -> tuple[tuple[Any, ...
     """
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append((args, kwargs))
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
         with in_mode(model, training=False), buffers_kept(model), torch.no_grad():
             loss(model, batch)
     finally:
         handle.remove()
     if not calls:
-        raise ArgumentError("loss(model, batch) did not call the model it was given")
+        raise ArgumentError("loss(model, batch) did not call the model that was passed to it")
     return calls[0]

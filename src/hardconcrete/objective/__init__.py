@@ -3,13 +3,19 @@
 from hardconcrete.objective.base import Penalties, Penalty
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.diagnostics import check_gates, check_run
-from hardconcrete.objective.importance_budget import ImportanceBudget
+from hardconcrete.objective.importance_budget import (
+    DESCENT_END,
+    DESCENT_START,
+    ImportanceBudget,
+)
 from hardconcrete.objective.lam_conventions import lam_per_weight
 from hardconcrete.objective.learned_budget import LearnedBudget
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.recalibrate import recalibrate
 
 __all__ = [
+    "DESCENT_END",
+    "DESCENT_START",
     "Budget",
     "ImportanceBudget",
     "L0Penalty",

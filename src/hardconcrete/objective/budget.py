@@ -211,7 +211,7 @@ class Budget:
     def __str__(self) -> str:
         delivered, expected, target = self.delivered(), self.expected(), self.target()
         return "\n".join(
-            f"{c.words}: {delivered[c.name]:.1%} delivered, {expected[c.name]:.1%} expected, "
+            f"{c.label}: {delivered[c.name]:.1%} delivered, {expected[c.name]:.1%} expected, "
             f"budget {target[c.name]:.1%} of {c.dense:,.{0 if c.dense == int(c.dense) else 2}f}"
             for c in self.constraints
         )
@@ -227,7 +227,7 @@ class Budget:
         return delivered(self.gated, self.constraints, is_open).to(self.limits.dtype)
 
     def _terms_in_words(self) -> str:
-        return " and ".join(f"{c.limit:,.6g} {c.words}" for c in self.constraints)
+        return " and ".join(f"{c.limit:,.6g} {c.label}" for c in self.constraints)
 
 
 def refuse_measured_gates(gated: GatedModel, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a budget is about: a cost, its dense total and the target, checked before training."""
+"""The limits of a budget: each is a cost with its dense total and the most it may be."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
-from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating import GatedModel
 from hardconcrete.gating.costs import LATENCY
+from hardconcrete.units import Group
 
-WORDS = {
+LABELS = {
     "params": "parameters",
     "macs": "MACs",
     "weight_bytes": "bytes of weights",
@@ -24,42 +25,42 @@ BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
 
 Limit = float | int
-"""A fraction of the dense total up to 1.0, or an absolute number."""
+"""A float up to 1.0 is a fraction of the dense total; an int is an absolute number."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A cost that may not be larger than a limit.
+    """A limit on one cost.
 
     Args:
         name: ``"macs"``, or ``"units"`` of all groups, or ``"units of fc1"``.
-        words: the cost in words.
-        dense: its total without gates.
-        limit: what it may be, in the same unit.
-        kind: its place among the costs of the ledger, None for units and latency.
-        group: name of the group that it is about, None for all.
+        label: the cost in messages.
+        dense: the cost of the model without gates.
+        limit: the most that the cost may be, in the same unit.
+        kind: the index of the cost in the ledger; None for units and latency.
+        group: the name of the limited group; None for all groups.
     """
 
     name: str
-    words: str
+    label: str
     dense: float
     limit: float
     kind: int | None
     group: str | None = None
 
     def gates(self, gated: GatedModel) -> slice:
-        """The gates that it is about."""
+        """The gates of the limited group, or all gates."""
         if self.group is None:
             return slice(0, gated.gates.count)
         return _group(gated, self.group).slice
 
     def expected(self, gated: GatedModel, probability: Tensor, costs: Tensor) -> Tensor:
-        """Its mean as a part of the dense total, for gates open with these probabilities.
+        """The expected cost as a fraction of the dense total.
 
         Args:
             gated: the model.
-            probability: of every gate.
-            costs: what the ledger says of them.
+            probability: for every gate, the probability to be open.
+            costs: from ``ledger_costs`` for these probabilities.
         """
         if self.name == LATENCY:
             return gated.latency.expected(probability) / self.dense
@@ -68,13 +69,19 @@ class Constraint:
         return costs[self.kind] / self.dense
 
     def delivered(self, gated: GatedModel, is_open: Tensor, costs: Tensor) -> Tensor:
-        """The same of what is left when these gates are open, which the ledger says costs this."""
+        """The delivered cost as a fraction of the dense total.
+
+        Args:
+            gated: the model.
+            is_open: 0 or 1 for every gate.
+            costs: from ``ledger_costs`` for this mask.
+        """
         if self.name == LATENCY:
             return gated.latency.delivered(is_open) / self.dense
         if self.kind is None:
-            about = [group for group in gated.groups if self.group in (None, group.name)]
-            left = [is_open[g.slice].sum().clamp(min=float(g.keeps_one)) for g in about]
-            return torch.stack(left).double().sum() / self.dense
+            limited = [group for group in gated.groups if self.group in (None, group.name)]
+            units = [is_open[g.slice].sum().clamp(min=float(g.keeps_one)) for g in limited]
+            return torch.stack(units).double().sum() / self.dense
         return costs[self.kind] / self.dense
 
 
@@ -85,11 +92,11 @@ def delivered(
     *,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """Each cost as a part of its dense total, of what is left when these gates are open.
+    """Each delivered cost as a fraction of its dense total.
 
     Args:
         gated: the model.
-        limits: the costs.
+        limits: the limited costs.
         is_open: 0 or 1 for every gate.
         ledger: a copy of the model's ledger, on the device of ``is_open``.
     """
@@ -105,10 +112,17 @@ def expected(
     exactly: bool = False,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """The mean of each cost as a part of its dense total, for gates open with probabilities.
+    """Each expected cost as a fraction of its dense total.
 
-    A budget pays by what is nearly the mean: no gate shall shut because its group, left with
-    nothing, would take others along.
+    The approximation is for the prices of a budget. It ignores that a whole group can close and
+    then removes other units, so that no gate closes for this reason.
+
+    Args:
+        gated: the model.
+        limits: the limited costs.
+        probability: for every gate, the probability to be open.
+        exactly: whether to compute the mean over draws of the gates, not the approximation.
+        ledger: a copy of the model's ledger, on the device of ``probability``.
     """
     costs = ledger_costs(gated, limits, probability, exactly=exactly, ledger=ledger)
     return torch.stack([limit.expected(gated, probability, costs) for limit in limits])
@@ -122,7 +136,7 @@ def ledger_costs(
     exactly: bool = False,
     ledger: Ledger | None = None,
 ) -> Tensor:
-    """What the ledger says of gates or probabilities; nothing where no limit is about it."""
+    """All costs of the ledger for a mask or for probabilities; empty if no limit needs them."""
     if all(limit.kind is None for limit in limits):
         return gates.new_zeros(0)
     ledger = gated.ledger if ledger is None else ledger
@@ -135,53 +149,69 @@ def constraints(
     units: Limit | Mapping[str, Limit] | None,
     latency_ms: float | None = None,
 ) -> tuple[Constraint, ...]:
-    """The limits as constraints, each of which can be met."""
-    found = []
-    for name, limit in limits.items():
-        if limit is not None:
-            kind = KINDS.index(name)
-            dense = gated.ledger.dense[kind].item()
-            least = gated.ledger.cost(cheapest(gated, kind))[kind].item()
-            absolute = _absolute(name, limit, dense)
-            _refuse_less_than_least(name, absolute, least, dense)
-            found.append(Constraint(name, WORDS[name], dense, absolute, kind))
+    """The limits as constraints; a limit that cannot be met is refused.
+
+    Args:
+        gated: the model.
+        limits: for each cost of the ledger by name, its limit.
+        units: a limit on the units of all groups together, or on those of each group by name.
+        latency_ms: milliseconds of a call.
+    """
+    checked = [
+        _ledger_cost(gated, name, limit) for name, limit in limits.items() if limit is not None
+    ]
     if latency_ms is not None:
-        found.append(_latency(gated, latency_ms))
+        checked.append(_latency(gated, latency_ms))
     if isinstance(units, Mapping):
-        for name, limit in units.items():
-            group = _group(gated, name)
-            words = f"units of {name}"
-            dense = group.all_units
-            absolute = _absolute(words, limit, dense)
-            found.append(Constraint(words, words, dense, absolute, None, name))
+        checked += [_units_of(gated, name, limit) for name, limit in units.items()]
     elif units is not None:
-        dense = sum(group.all_units for group in gated.groups)
-        absolute = _absolute("units", units, dense)
-        kept = sum(group.keeps_one for group in gated.groups)
-        if absolute < kept:
-            raise ArgumentError(f"units={units} are too few: each of {kept} groups keeps one")
-        found.append(Constraint("units", "units", dense, absolute, None))
-    if not found:
+        checked.append(_all_units(gated, units))
+    if not checked:
         raise ArgumentError("a budget needs a limit, for example Budget(gated, macs=0.5)")
-    return tuple(found)
+    return tuple(checked)
+
+
+def _ledger_cost(gated: GatedModel, name: str, limit: Limit) -> Constraint:
+    kind = KINDS.index(name)
+    dense = gated.ledger.dense[kind].item()
+    least = gated.ledger.cost(cheapest_mask(gated, kind))[kind].item()
+    absolute = _absolute(name, limit, dense)
+    _refuse_less_than_least(name, absolute, least, dense)
+    return Constraint(name, LABELS[name], dense, absolute, kind)
+
+
+def _units_of(gated: GatedModel, name: str, limit: Limit) -> Constraint:
+    label, dense = f"units of {name}", _group(gated, name).dense_units
+    return Constraint(label, label, dense, _absolute(label, limit, dense), None, name)
+
+
+def _all_units(gated: GatedModel, limit: Limit) -> Constraint:
+    dense = sum(group.dense_units for group in gated.groups)
+    absolute = _absolute("units", limit, dense)
+    kept = sum(group.keeps_one for group in gated.groups)
+    if absolute < kept:
+        raise ArgumentError(f"units={limit} are too few: each of {kept} groups keeps one")
+    return Constraint("units", "units", dense, absolute, None)
 
 
 def _latency(gated: GatedModel, limit: float) -> Constraint:
-    """Milliseconds, not a fraction: a deadline is what one has."""
+    """A limit in milliseconds. A fraction is refused, because deadlines are absolute."""
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
         raise ArgumentError(f"{LATENCY}={limit!r} must be a number of milliseconds above 0")
     table = gated.latency
     if limit > table.dense:
         raise ArgumentError(f"{LATENCY}={limit} is met by the dense model, which takes {table}")
-    least = table.delivered(cheapest(gated)).item()
+    least = table.delivered(cheapest_mask(gated)).item()
     _refuse_less_than_least(LATENCY, float(limit), least, table.dense)
-    return Constraint(LATENCY, WORDS[LATENCY], table.dense, float(limit), None)
+    return Constraint(LATENCY, LABELS[LATENCY], table.dense, float(limit), None)
 
 
 def _absolute(name: str, limit: Limit, dense: float) -> float:
-    """A limit in the unit of its cost."""
+    """The limit in the unit of its cost."""
     if isinstance(limit, Mapping):
-        raise ArgumentError(f"{name}={limit!r}: what is limited by group are units={{name: limit}}")
+        raise ArgumentError(
+            f"{name}={limit!r}: only units can be limited by group: units={{name: limit}}"
+        )
     if isinstance(limit, bool) or not isinstance(limit, Real) or not math.isfinite(limit):
         raise ArgumentError(f"{name}={limit!r} must be a fraction such as 0.5, or a whole number")
     limit = int(limit) if isinstance(limit, Integral) else float(limit)
@@ -199,22 +229,22 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
 
 
 @torch.no_grad()
-def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
-    """Which gates are open where one unit of each group is, one by one the cheapest.
+def cheapest_mask(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
+    """A mask with only the cheapest unit of each group open, chosen group by group.
 
-    With none, what cannot be gated would be dead, and cost less. Single weights are too many to be
-    shut for a unit that goes.
+    A group keeps a unit, because without one even layers without gates would cost nothing. All
+    single weights stay open.
     """
     is_open = torch.zeros(gated.gates.count, dtype=gated.gates.dtype, device=gated.gates.device)
     for group in gated.groups:
         is_open[group.start if group.keeps_one else group.slice] = 1.0
-    alike = gated.ledger.kinds_of_gates().tolist()
+    cost_classes = gated.ledger.remaining_gate_kinds().tolist()
     for group in gated.groups:
         if group.keeps_one:
             numbers = range(group.start, group.start + group.units)
-            firsts = {alike[gate]: gate for gate in reversed(numbers)}
-            trials = [is_open.clone() for _ in firsts]
-            for trial, gate in zip(trials, firsts.values(), strict=True):
+            candidates = {cost_classes[gate]: gate for gate in reversed(numbers)}
+            trials = [is_open.clone() for _ in candidates]
+            for trial, gate in zip(trials, candidates.values(), strict=True):
                 trial[group.slice] = 0.0
                 trial[gate] = 1.0
             is_open = min(trials, key=lambda trial: gated.ledger.cost(trial)[kind].item())
@@ -224,7 +254,7 @@ def cheapest(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
 def _refuse_less_than_least(name: str, limit: float, least: float, dense: float) -> None:
     if limit < least:
         raise ArgumentError(
-            f"a budget of {100 * limit / dense:.3g}% of the {WORDS[name]} cannot be met: "
+            f"a budget of {100 * limit / dense:.3g}% of the {LABELS[name]} cannot be met: "
             f"{100 * least / dense:.3g}% are not gated, or belong to the one unit that each group "
             "keeps"
         )

@@ -1,4 +1,4 @@
-"""Warnings in words: once before a run, and whenever the gates are looked at."""
+"""Warnings before a run that cannot prune, and of gates that have gone wrong."""
 
 import copy
 import math
@@ -15,40 +15,52 @@ from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.objective.budget import Budget
-from hardconcrete.objective.gate_distance import Motion, Schedule, Trial, pushed, travel
+from hardconcrete.objective.gate_distance import (
+    FixedWeightsPenalty,
+    LrFactor,
+    UpdateRule,
+    simulate_budget,
+    simulate_penalty,
+)
 from hardconcrete.objective.importance_budget import ImportanceBudget
 from hardconcrete.objective.learned_budget import LearnedBudget
 from hardconcrete.objective.penalty import L0Penalty
 
-LITTLE = 0.02
-"""A group with no larger part of its units left has nearly collapsed."""
+COLLAPSED_FRACTION = 0.02
+"""A group that keeps at most this fraction of its units has nearly collapsed."""
 
-SURELY = 12.0
-"""A readout that leaves a gate open at minus this, where P(open) is 3e-5, shuts none."""
+MAX_ABS_LOCATION = 12.0
+"""A readout closes no gate if it leaves one open at minus this, where P(open) is 3e-5."""
 
-TRIES = 14
-"""Learning rates that are tried for a budget, each half as large again: up to 300 times its own."""
+MAX_BISECTIONS = 40
+"""Steps in the search for the location where a readout closes a gate."""
 
-ADAM: dict[str, Any] = {"normalised": True, "lag": 0.9, "memory": 0.999, "eps": 1e-8}
-"""How it moves gates, by torch's defaults."""
+MAX_LR_TRIALS = 14
+"""Learning rates that are tried for a budget, each 1.5 times the last, so up to 300 times it."""
 
-MOST = 1e12
-"""The largest factor on lambda or a learning rate that is worth proposing."""
+ADAM_DEFAULTS: dict[str, Any] = {"normalised": True, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+"""The update rule of Adam with torch's defaults, but for the learning rate."""
+
+MAX_FACTOR = 1e12
+"""The largest factor on lambda or a learning rate that is proposed."""
+
+MAX_GROUPS_LISTED = 3
+"""Groups that a warning names; it counts the others."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far the gates of a group can get.
+    """How far the gates of a group can get in a run.
 
     Args:
         group: its name.
-        start: log_alpha now, the mean.
-        end: log_alpha at the end of the run, if the penalty alone moves it; under a budget, which
-            lets gates go when it is met, the lowest of each gate.
-        shut_below: where the readout shuts a gate.
-        shut: how many of its gates are shut by then.
-        already: how many are shut now.
-        gates: how many it has.
+        start: the mean log_alpha now.
+        end: the mean log_alpha at the end of the run, if only the penalty moves the gates. Under a
+            budget, which releases gates when it is met, the mean of each gate's lowest.
+        shut_below: the readout closes a gate below this log_alpha.
+        shut: the number of gates that are closed at the end.
+        already: the number of gates that are closed now.
+        gates: the number of gates in the group.
     """
 
     group: str
@@ -61,24 +73,24 @@ class Reach:
 
     @property
     def stuck(self) -> bool:
-        """Whether it has open gates, of which none gets shut."""
+        """Whether gates are open, and none of them gets closed."""
         return self.already < self.gates and self.shut <= self.already
 
 
 def check_run(
-    penalty: L0Penalty | Budget, optimizer: Optimizer, steps: int, schedule: Schedule | None = None
+    penalty: L0Penalty | Budget, optimizer: Optimizer, steps: int, schedule: LrFactor | None = None
 ) -> tuple[Reach, ...]:
-    """Warn before the first step of a run that cannot prune, with the number to change.
+    """Warn before the first step of a run that cannot prune, and name the number to change.
 
-    The gates are followed as if nothing but the penalty moved them: so a unit must be closed that
-    the task has no use for. Adam then moves by about a learning rate a step, and the noise of the
-    task's gradients slows it down: silence is no promise.
+    The gates are simulated as if only the penalty moved them, as it does for units that the task
+    does not need. Adam then moves a gate by about a learning rate in a step. The noise of the
+    task's gradients slows it down, so a run without a warning can still fail.
 
     Args:
-        penalty: as it will be used, its schedule of lambda included. A budget is followed with its
-            price, which grows as far as it must, and its target must be down when the run ends.
-        optimizer: SGD, or Adam and its kin, with its learning rates.
-        steps: of the optimiser, in the whole run.
+        penalty: with its schedule of lambda. A budget is simulated with its price, which grows as
+            far as necessary. Its target must be reached when the run ends.
+        optimizer: SGD, or Adam or a variant, with its learning rates.
+        steps: of the optimizer, in the whole run.
         schedule: a factor on the learning rate by step, as for ``LambdaLR``.
 
     Returns:
@@ -98,6 +110,35 @@ def check_run(
         >>> round(reach.end, 1), round(reach.shut_below, 1), len(caught)
         (-1.1, -2.4, 1)
     """
+    _refuse_bad_arguments(penalty, optimizer, steps)
+    if isinstance(penalty, ImportanceBudget):
+        _check_length(penalty, steps)
+        return ()
+    if not isinstance(penalty, L0Penalty | LearnedBudget):
+        raise ArgumentError(f"check_run does not know a {type(penalty).__name__}")
+    bank = penalty.gated.gates
+    factor = schedule or (lambda _: 1.0)
+    rule = UpdateRule.of(optimizer, bank.location)
+    if rule is None or not bank.location.requires_grad:
+        _warn(_why_not_simulated(bank, optimizer))
+        return ()
+    edge = _shut_below(bank)
+    if edge.isneginf().any():
+        _warn(
+            f"this run cannot prune: the readout {bank.rule!r} closes no gate, however small its "
+            "log_alpha; attach the gates with readout='paper' or 'median'"
+        )
+    if not isinstance(penalty, L0Penalty):
+        return _check_budget(penalty, rule, steps, factor, edge)
+    run = _Run(FixedWeightsPenalty(penalty), rule, steps, factor, edge, schedule is None)
+    reaches = run.reaches()
+    stuck = [reach for reach in reaches if reach.stuck and math.isfinite(reach.shut_below)]
+    if stuck:
+        _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
+    return reaches
+
+
+def _refuse_bad_arguments(penalty: object, optimizer: object, steps: int) -> None:
     if not isinstance(penalty, L0Penalty | Budget):
         raise ArgumentError(
             f"check_run takes an L0Penalty or a Budget, not a {type(penalty).__name__}"
@@ -106,36 +147,10 @@ def check_run(
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
     if steps < 1:
         raise ArgumentError(f"steps={steps} must be at least 1")
-    if isinstance(penalty, ImportanceBudget):
-        _check_length(penalty, steps)
-        return ()
-    if not isinstance(penalty, L0Penalty | LearnedBudget):
-        raise ArgumentError(f"check_run does not know a {type(penalty).__name__}")
-    bank = penalty.gated.gates
-    factor = schedule or (lambda _: 1.0)
-    motion = Motion.of(optimizer, bank.location)
-    if motion is None or not bank.location.requires_grad:
-        _warn(_why_still(bank, optimizer))
-        return ()
-    edge = _shut_below(bank)
-    if edge.isneginf().any():
-        _warn(
-            f"this run cannot prune: the readout {bank.rule!r} shuts no gate, however small its "
-            "log_alpha; attach the gates with readout='paper' or 'median'"
-        )
-    if not isinstance(penalty, L0Penalty):
-        return _check_budget(penalty, motion, steps, factor, edge)
-    trial = Trial(penalty)
-    reaches = _reaches(penalty.gated, travel(trial, motion, steps, factor), edge)
-    stuck = [reach for reach in reaches if reach.stuck and math.isfinite(reach.shut_below)]
-    if stuck:
-        run = _Run(trial, motion, steps, factor, edge, schedule is None)
-        _warn(_cannot_prune(stuck, len(reaches), run, type(optimizer).__name__))
-    return reaches
 
 
 def _check_length(budget: ImportanceBudget, steps: int) -> None:
-    """A budget by importance needs no learning rate, only the right length."""
+    """Warn if a budget by importance has not fixed the units when the run ends."""
     if not budget.settled and budget.steps_to_settle >= steps:
         _warn(
             "this run cannot meet its budget: the units are fixed after "
@@ -147,20 +162,20 @@ def _check_length(budget: ImportanceBudget, steps: int) -> None:
 
 
 def _check_budget(
-    budget: LearnedBudget, motion: Motion, steps: int, factor: Schedule, edge: Tensor
+    budget: LearnedBudget, rule: UpdateRule, steps: int, factor: LrFactor, edge: Tensor
 ) -> tuple[Reach, ...]:
-    """How far gates get that nothing but the budget moves."""
-    gated, pace = budget.gated, sum(map(factor, range(steps)))
+    """How far the gates get if only the budget moves them; warn if that is not far enough."""
+    gated = budget.gated
     now = gated.gates.location.detach().clone()
 
     def meets(location: Tensor) -> bool:
-        """With all shut that can be by then, but one unit of each group."""
+        """Whether the budget is met with these gates, and one open unit in each group."""
         is_open = (location > edge).double()
-        for own in gated.by_group(is_open).values():
-            own[0] = 1.0
+        for gates in gated.by_group(is_open).values():
+            gates[0] = 1.0
         return bool((budget.delivered_by(is_open) <= budget.limits).all())
 
-    ends = pushed(budget, motion, steps, factor)
+    ends = simulate_budget(budget, rule, steps, factor)
     reaches = _reaches(gated, ends, edge)
     if meets(now):
         return reaches
@@ -168,48 +183,57 @@ def _check_budget(
     if to_come >= steps:
         _warn(
             f"this run cannot meet its budget: the target comes down in {to_come:,} steps, and "
-            f"there are {steps:,}. Tell the budget: hc.Budget(..., steps={max(3, steps)})",
+            f"there are {steps:,}. Give the budget the length of the training: "
+            f"hc.Budget(..., steps={max(3, steps)})",
             stacklevel=4,
         )
     if not meets(ends):
         limited = budget.concerned.any(0)
-        own = [
-            reach
-            for reach, part in zip(reaches, gated.by_group(limited).values(), strict=True)
-            if part.any()
-        ]
-        worst = max(own, key=lambda reach: reach.end - reach.shut_below)
-        adam, trial = "", motion
-        if not motion.normalised:
-            adam, trial = "an Adam of their own and ", Motion(pace and 1 / pace, **ADAM)
-        rates = [1.5**k * trial.rate for k in range(1, TRIES + 1)]
+        by_group = zip(reaches, gated.by_group(limited).values(), strict=True)
+        worst = _farthest_from_closed([reach for reach, gates in by_group if gates.any()])
 
-        def suffices(rate: float) -> bool:
-            return meets(pushed(budget, replace(trial, rate=rate), steps, factor, until=meets))
+        def suffices(rule: UpdateRule) -> bool:
+            return meets(simulate_budget(budget, rule, steps, factor, until=meets))
 
-        cure = f"No learning rate up to {rates[-1]:.2g} would do"
-        if suffices(rates[-1]):
-            enough = next(filter(suffices, rates))
-            cure = f"Give them {adam}a learning rate of {enough:.2g} or more"
+        pace = sum(map(factor, range(steps)))
+        cure = _lr_that_suffices(rule, pace, suffices)
         _warn(
             f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
             f"{worst.group} by {worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and "
-            f"one is shut below {worst.shut_below:.2f}. {cure} (now {motion.rate:.3g}; "
-            f"hc.parameter_groups(gate_lr=...)).{_about_decay(motion)}",
+            f"one is closed below {worst.shut_below:.2f}. {cure} (now {rule.lr:.3g}; "
+            f"hc.parameter_groups(gate_lr=...)).{_about_decay(rule)}",
             stacklevel=4,
         )
     return reaches
 
 
+def _lr_that_suffices(rule: UpdateRule, pace: float, suffices: Callable[[UpdateRule], bool]) -> str:
+    """Advice on the learning rate of the gates; under SGD, on that of an Adam for them.
+
+    Args:
+        rule: the present one.
+        pace: the sum of the factors on the learning rate over the run.
+        suffices: whether the budget is met with a rule.
+    """
+    adam = ""
+    if not rule.normalised:
+        adam, rule = "an Adam of their own and ", UpdateRule(pace and 1 / pace, **ADAM_DEFAULTS)
+    rules = [replace(rule, lr=1.5**k * rule.lr) for k in range(1, MAX_LR_TRIALS + 1)]
+    if not suffices(rules[-1]):
+        return f"No learning rate up to {rules[-1].lr:.2g} would do"
+    enough = next(filter(suffices, rules))
+    return f"Give them {adam}a learning rate of {enough.lr:.2g} or more"
+
+
 def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[str, ...]:
-    """Warn of gates that have collapsed, and of numbers that are none. Call it once an epoch.
+    """Warn of groups that have collapsed, and of infinite or NaN gates. Call it once an epoch.
 
     Args:
         gated: the model.
-        loss: the latest one, if it shall be looked at, too.
+        loss: the latest loss, to check that it is finite.
 
     Returns:
-        The warnings, each given as a ``HardConcreteWarning`` as well.
+        The messages. Each is also issued as a ``HardConcreteWarning``.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -219,33 +243,33 @@ def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[
     """
     if not isinstance(gated, GatedModel):
         raise ArgumentError(f"check_gates takes a GatedModel, not a {type(gated).__name__}")
-    found = tuple(_not_numbers(gated, loss) or _collapsed(gated))
-    for words in found:
-        _warn(words)
-    return found
+    messages = tuple(_not_finite(gated, loss) or _collapsed(gated))
+    for message in messages:
+        _warn(message)
+    return messages
 
 
-def _warn(words: str, stacklevel: int = 3) -> None:
-    warnings.warn(words, HardConcreteWarning, stacklevel=stacklevel)
+def _warn(message: str, stacklevel: int = 3) -> None:
+    warnings.warn(message, HardConcreteWarning, stacklevel=stacklevel)
 
 
-def _not_numbers(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
-    found = []
+def _not_finite(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
+    messages = []
     if loss is not None and not torch.as_tensor(loss).isfinite().all():
-        found.append(
+        messages.append(
             f"the loss is {float(torch.as_tensor(loss).sum())}: lower the learning rate, clip the "
-            "gradients, or look at the last batch"
+            "gradients, or check the last batch"
         )
     for what, values in _values_and_gradients(gated.gates):
         if values is not None and not values.isfinite().all():
             groups = [
-                name for name, own in gated.by_group(values).items() if not own.isfinite().all()
+                name for name, part in gated.by_group(values).items() if not part.isfinite().all()
             ]
-            found.append(
-                f"{what} is not finite in {_listed(groups)}: the gates have no value; go back to "
+            messages.append(
+                f"{what} is not finite in {_listed(groups)}: go back to "
                 "the last checkpoint with a lower learning rate"
             )
-    return found
+    return messages
 
 
 def _values_and_gradients(bank: GateBank) -> Iterator[tuple[str, Tensor | None]]:
@@ -256,25 +280,30 @@ def _values_and_gradients(bank: GateBank) -> Iterator[tuple[str, Tensor | None]]
 
 def _collapsed(gated: GatedModel) -> list[str]:
     left = dict(zip(gated.gate_values(), gated.units_left(), strict=True))
-    units = {group.name: group.all_units for group in gated.groups}
-    gone = [name for name, n in left.items() if n <= LITTLE * units[name]]
-    remedy = "a smaller lambda, one by group, a slower start of it, or a budget keeps more"
-    if len(gone) == len(left):
+    units = {group.name: group.dense_units for group in gated.groups}
+    collapsed = [name for name, n in left.items() if n <= COLLAPSED_FRACTION * units[name]]
+    remedy = (
+        "to keep more, use a smaller lambda, a lambda for each group, a warm-up of lambda, or a "
+        "budget"
+    )
+    if len(collapsed) == len(left):
         total = f"{sum(left.values())} of {sum(units.values())} units are left"
         return [f"the network has collapsed: {total}; {remedy}"]
     return [
         f"{name} has {'' if left[name] == 0 else 'nearly '}collapsed: {left[name]} of "
         f"{units[name]} units are left; {remedy}"
-        for name in gone
+        for name in collapsed
     ]
 
 
-def _why_still(bank: GateBank, optimizer: Optimizer) -> str:
+def _why_not_simulated(bank: GateBank, optimizer: Optimizer) -> str:
     name = type(optimizer).__name__
     if not bank.location.requires_grad:
         return "this run cannot prune: the gates are frozen; gated.freeze_gates(False) frees them"
     if any(p is bank.location for group in optimizer.param_groups for p in group["params"]):
-        return f"how far {name} moves gates is not known, only of SGD and of Adam and its kin"
+        return (
+            f"how far {name} moves gates is not known; check_run knows SGD, Adam and its variants"
+        )
     return (
         f"this run cannot prune: the {name} does not have the gates; build it from "
         "hc.parameter_groups(gated, lr=...)"
@@ -282,16 +311,16 @@ def _why_still(bank: GateBank, optimizer: Optimizer) -> str:
 
 
 def _shut_below(bank: GateBank) -> Tensor:
-    """The largest log_alpha of each gate that the readout shuts; -inf where there is none."""
+    """For each gate, the largest log_alpha at which the readout closes it; -inf if none."""
     like = bank.location.detach()
 
     def is_open(location: Tensor) -> Tensor:
         with torch.no_grad():
             return bank.family.is_open(bank.moved_to(location), bank.rule)
 
-    low, high = torch.full_like(like, -SURELY), torch.full_like(like, SURELY)
+    low, high = torch.full_like(like, -MAX_ABS_LOCATION), torch.full_like(like, MAX_ABS_LOCATION)
     never = is_open(low)
-    for _ in range(40):
+    for _ in range(MAX_BISECTIONS):
         middle = (low + high) / 2
         above = is_open(middle)
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
@@ -300,8 +329,7 @@ def _shut_below(bank: GateBank) -> Tensor:
 
 def _reaches(gated: GatedModel, ends: Tensor, edge: Tensor) -> tuple[Reach, ...]:
     start = gated.gates.location.detach()
-    parts = (gated.by_group(values) for values in (start, ends, edge))
-    first, last, shut = parts
+    first, last, shut = (gated.by_group(values) for values in (start, ends, edge))
     return tuple(
         Reach(
             group.name,
@@ -318,80 +346,98 @@ def _reaches(gated: GatedModel, ends: Tensor, edge: Tensor) -> tuple[Reach, ...]
 
 @dataclass(frozen=True)
 class _Run:
-    """All that decides how far gates get."""
+    """Everything that decides how far the gates get.
+
+    Args:
+        penalty: with its schedule of lambda.
+        rule: how the optimizer changes the gates.
+        steps: of the optimizer.
+        factor: on the learning rate, by step.
+        edge: for each gate, the location below which it is closed.
+        constant_lr: whether the learning rate has no schedule.
+    """
 
     penalty: L0Penalty
-    motion: Motion
+    rule: UpdateRule
     steps: int
-    factor: Schedule
+    factor: LrFactor
     edge: Tensor
-    constant: bool
+    constant_lr: bool
 
     def with_lambda(self, lam: float) -> "_Run":
-        """The same with another one, for all groups."""
+        """The same run with another lambda, for all groups."""
         penalty = copy.copy(self.penalty)
         penalty.schedule = lambda _: lam
         return replace(self, penalty=penalty)
 
-    def closes(self, lam: float = 1.0, rate: float = 1.0) -> bool:
-        """Whether gates of every group get shut, with lambda or the rate times as large."""
-        motion = replace(self.motion, rate=rate * self.motion.rate)
-        ends = travel(self.penalty, motion, self.steps, self.factor, times=lam)
-        return not any(reach.stuck for reach in _reaches(self.penalty.gated, ends, self.edge))
+    def reaches(self, lam_factor: float = 1.0, lr_factor: float = 1.0) -> tuple[Reach, ...]:
+        """How far the gates get, with factors on lambda and on the learning rate."""
+        rule = replace(self.rule, lr=lr_factor * self.rule.lr)
+        ends = simulate_penalty(self.penalty, rule, self.steps, self.factor, lam_factor=lam_factor)
+        return _reaches(self.penalty.gated, ends, self.edge)
+
+    def closes(self, lam_factor: float = 1.0, lr_factor: float = 1.0) -> bool:
+        """Whether gates of every group get closed."""
+        return not any(reach.stuck for reach in self.reaches(lam_factor, lr_factor))
 
 
-def _least(closes: Callable[[float], bool]) -> float | None:
-    """The least factor above 1 that closes, to one per cent; None where none does."""
-    if not closes(MOST):
+def _smallest_factor(closes: Callable[[float], bool]) -> float | None:
+    """The smallest factor above 1 that closes gates, to one per cent; None if none does."""
+    if not closes(MAX_FACTOR):
         return None
-    low, high = 1.0, MOST
+    low, high = 1.0, MAX_FACTOR
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if closes(middle) else (middle, high)
     return high
 
 
+def _farthest_from_closed(reaches: list[Reach]) -> Reach:
+    return max(reaches, key=lambda reach: reach.end - reach.shut_below)
+
+
 def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) -> str:
-    worst = max(stuck, key=lambda reach: reach.end - reach.shut_below)
-    lam = _least(lambda times: run.closes(lam=times))
-    rate = _least(lambda times: run.closes(rate=times))
-    cures = [f"a lambda {_rounded(lam)} times as large"] if lam else []
-    if not run.penalty.prices.any():
-        least = _least(lambda times: run.with_lambda(times / MOST).closes())
-        cures = [f"a lambda of {1.01 * least / MOST:.3g}, which is 0 now"] if least else []
-    if rate:
-        cures.append(
-            f"a learning rate of {rate * run.motion.rate:.3g} for the gates (now "
-            f"{run.motion.rate:.3g}; hc.parameter_groups(gate_lr=...))"
-        )
-        if run.constant:
-            cures.append(f"{_rounded(rate)} times the steps")
+    worst = _farthest_from_closed(stuck)
+    groups_in_words = stuck[0].group if groups == 1 else f"{len(stuck)} of {groups} groups"
+    cures = _cures(run)
     cure = f"What would do: {', or '.join(cures)}" if cures else "No lambda or rate would do"
     return (
-        f"this run cannot prune {_many(stuck, groups)}: in {run.steps:,} steps of {optimizer} the "
+        f"this run cannot prune {groups_in_words}: in {run.steps:,} steps of {optimizer} the "
         f"penalty alone takes log_alpha of {worst.group} from {worst.start:.2f} to "
-        f"{worst.end:.2f}, and a gate is shut below {worst.shut_below:.2f}. {cure}."
-        f"{_about_decay(run.motion)}"
+        f"{worst.end:.2f}, and a gate is closed below {worst.shut_below:.2f}. {cure}."
+        f"{_about_decay(run.rule)}"
     )
 
 
-def _about_decay(motion: Motion) -> str:
-    if not motion.decay:
+def _cures(run: _Run) -> list[str]:
+    """The lambda, the learning rate or the number of steps with which the run would prune."""
+    cures = []
+    if run.penalty.prices.any():
+        if lam := _smallest_factor(lambda factor: run.closes(lam_factor=factor)):
+            cures.append(f"a lambda {_rounded_up(lam)} times as large")
+    elif lam := _smallest_factor(lambda lam: run.with_lambda(lam / MAX_FACTOR).closes()):
+        cures.append(f"a lambda of {1.01 * lam / MAX_FACTOR:.3g}, which is 0 now")
+    if lr := _smallest_factor(lambda factor: run.closes(lr_factor=factor)):
+        cures.append(
+            f"a learning rate of {lr * run.rule.lr:.3g} for the gates (now "
+            f"{run.rule.lr:.3g}; hc.parameter_groups(gate_lr=...))"
+        )
+        if run.constant_lr:
+            cures.append(f"{_rounded_up(lr)} times the steps")
+    return cures
+
+
+def _about_decay(rule: UpdateRule) -> str:
+    if not rule.weight_decay:
         return ""
-    return " The optimiser's weight decay pulls gates open: give them none."
+    return " The optimizer's weight decay pulls gates open: give them none."
 
 
-def _many(stuck: list[Reach], groups: int) -> str:
-    if groups == 1:
-        return stuck[0].group
-    return f"{len(stuck)} of {groups} groups"
-
-
-def _rounded(times: float) -> str:
-    """Upwards, to two digits: a smaller number would not do.
+def _rounded_up(times: float) -> str:
+    """A factor in two digits, rounded up because a smaller one would not suffice.
 
     Example:
-        >>> _rounded(1.234), _rounded(38.2), _rounded(1201.0)
+        >>> _rounded_up(1.234), _rounded_up(38.2), _rounded_up(1201.0)
         ('1.3', '39', '1,300')
     """
     unit = 10.0 ** (math.floor(math.log10(times)) - 1)
@@ -400,5 +446,5 @@ def _rounded(times: float) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more groups" if len(names) > 3 else shown
+    shown, more = ", ".join(names[:MAX_GROUPS_LISTED]), len(names) - MAX_GROUPS_LISTED
+    return f"{shown} and {more} more groups" if more > 0 else shown

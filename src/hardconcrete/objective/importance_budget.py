@@ -11,12 +11,12 @@ from torch import Tensor
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.bank import GateBank
-from hardconcrete.importance.running import RunningImportance
+from hardconcrete.importance.running_importance import RunningImportance
 from hardconcrete.importance.select import select_units
 from hardconcrete.objective.budget import Budget
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 
-START, END = 0.05, 0.4
+DESCENT_START, DESCENT_END = 0.05, 0.4
 """Fractions of the training between which the target comes down."""
 
 DEFAULT_STEPS = 2500
@@ -63,7 +63,8 @@ class ImportanceBudget(Budget, by="importance"):
                 f"steps={steps} is too short: a budget needs {MIN_STEPS} steps at least. "
                 "hc.prune makes a trained model smaller without training"
             )
-        self._length, self._first, self._last = steps, round(START * steps), round(END * steps)
+        self._length = steps
+        self._first, self._last = round(DESCENT_START * steps), round(DESCENT_END * steps)
         self._measure_every = self.measure_every or (4 if steps >= LONG_TRAINING_STEPS else 1)
         span = self._last - self._first
         self._every = max(min(STEPS_BETWEEN_CUTS, span // 4), -(-span // MAX_CUTS), 1)
@@ -75,7 +76,7 @@ class ImportanceBudget(Budget, by="importance"):
         self._number = bank.measured
         self._mask = bank.is_open()
         self._places = _places(bank)
-        self._descent = Descent(gated, self.constraints, self._open())
+        self._targets = CostTargets(gated, self.constraints, self._open())
         self._running = RunningImportance(bank.location)
         self._step, self._settled = 0, False
 
@@ -161,7 +162,7 @@ class ImportanceBudget(Budget, by="importance"):
             "steps": torch.tensor(self._step),
             "settled": torch.tensor(self._settled),
             "open": self._mask.clone(),
-            "start": self._descent.start.clone(),
+            "start": self._targets.start.clone(),
             "total": self._running.total.clone(),
             "weight": self._running.weight.clone(),
             "terms": torch.tensor(self._terms()),
@@ -180,7 +181,7 @@ class ImportanceBudget(Budget, by="importance"):
                 f"{self._terms_in_words()} within {self._length:,} steps"
             )
         self._step = int(state["steps"])
-        self._descent.start.copy_(state["start"])
+        self._targets.start.copy_(state["start"])
         self._mask.copy_(state["open"])
         self._running.total.copy_(state["total"])
         self._running.weight.copy_(state["weight"])
@@ -200,7 +201,7 @@ class ImportanceBudget(Budget, by="importance"):
                 "mode, its output does not reach the loss, no gradient was finite, or one CUDA "
                 "graph is replayed for all steps (then build the budget with measure_every=1)"
             )
-        costs, settings = self._descent(part, reopen=reopen)
+        costs, settings = self._targets(part, reopen=reopen)
         groups, is_open = self.gated.groups, self._mask.double().cpu()
         kept = select_units(
             score, groups, is_open, costs, round_to=self.round_to, settings=settings

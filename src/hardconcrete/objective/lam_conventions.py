@@ -1,4 +1,4 @@
-"""Lambda, from the conventions of papers and other code to the one used here."""
+"""Convert lambda from the conventions of papers and other code to the one of ``L0Penalty``."""
 
 import math
 from typing import Literal
@@ -12,23 +12,24 @@ Per = Literal["weight", "gate", "mean", "share"]
 def lam_per_weight(
     value: float, *, per: Per = "weight", examples: int = 1, gated: GatedModel | None = None
 ) -> float | dict[str, float]:
-    """The ``lam`` of an ``L0Penalty`` that means the same as a coefficient elsewhere.
+    """The ``lam`` of an ``L0Penalty`` that equals a coefficient of another convention.
 
     ``L0Penalty`` adds lam times the sum over gates of P(open) |g| to a loss that is a mean over
-    examples: its lambda is per weight and per example.
+    examples. So its lambda is per weight and per example.
 
     Args:
-        value: the coefficient as it is given elsewhere.
-        per: what it multiplies there, in a sum over all gates: ``"weight"``, P(open) |g|, as in the
-            paper; ``"gate"``, P(open), whatever hangs on it; ``"mean"``, the mean of P(open) over
-            the gates; ``"share"``, the expected part of the gated weights, between 0 and 1.
-        examples: over how many the loss there is a sum, 1 for a mean: the batch size where it is
-            summed over a batch; N where it is summed over the data, and for the paper's tables,
-            which give lambda * N.
+        value: the coefficient in the other convention.
+        per: what the coefficient multiplies there. ``"weight"``: the sum over gates of P(open) |g|,
+            as in the paper. ``"gate"``: the sum of P(open), whatever the size of a group.
+            ``"mean"``: the mean of P(open) over the gates. ``"share"``: the expected fraction of
+            the gated weights, between 0 and 1.
+        examples: the number of examples that the loss there sums over, 1 for a mean. It is the
+            batch size for a sum over a batch. It is N for a sum over the data, and for the paper's
+            tables, which list lambda * N.
         gated: the model, for all conventions but ``"weight"``.
 
     Returns:
-        A number, or one for each group where it depends on the size of the group.
+        A number, or one for each group if it depends on the size of the group.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -45,13 +46,13 @@ def lam_per_weight(
     if not 0 <= value < math.inf:
         raise ArgumentError(f"value={value} must not be negative or infinite")
     if examples < 1:
-        raise ArgumentError(f"examples={examples} must be at least 1, which stands for a mean")
+        raise ArgumentError(f"examples={examples} must be at least 1; pass 1 for a mean")
     lam = value / examples
     if per == "weight":
         return lam
     if gated is None:
         raise ArgumentError(f"per={per!r} needs gated=, whose gates and weights are counted")
     if per == "share":
-        return lam / sum(group.all_units * group.size for group in gated.groups)
-    gates = sum(group.all_units for group in gated.groups) if per == "mean" else 1
+        return lam / sum(group.dense_units * group.size for group in gated.groups)
+    gates = sum(group.dense_units for group in gated.groups) if per == "mean" else 1
     return {group.name: lam / (gates * group.size) for group in gated.groups}

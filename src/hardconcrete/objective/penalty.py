@@ -11,9 +11,10 @@ from torch import Tensor
 from hardconcrete.distributions import Rectified
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.groups import per_group, ungated, without_gates
+from hardconcrete.gating.groups import per_group, without_gates
 from hardconcrete.objective.budget import refuse_measured_gates
 from hardconcrete.sparsifiers import GateParameters
+from hardconcrete.units.group import raw_parameter
 
 Lam = float | str | Mapping[str, float]
 LamSchedule = Callable[[int], float | Mapping[str, float]]
@@ -154,7 +155,7 @@ class L0Penalty:
         """Of weights without a gate, in parameters that have gates."""
         squares: Tensor | float = 0.0
         for name, indices in self._free.items():
-            part = ungated(self.gated.model, name)
+            part = raw_parameter(self.gated.model, name)
             for dim, index in indices.items():
                 part = part.index_select(dim, index.to(part.device))
             squares = squares + part.float().square().sum()
@@ -198,7 +199,7 @@ class L0Penalty:
 
     def _refuse_second_decay(self) -> None:
         """Refuse weights that decay in an optimiser already."""
-        names = frozenset(name for group in self.gated.groups for name in group.parameters)
+        names = frozenset(name for group in self.gated.groups for name in group.gated_parameters)
         if names & self.gated.decay.by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
-from hardconcrete.gating import GatedModel, Group
+from hardconcrete.gating import GatedModel
 from hardconcrete.gating.open_values import open_values
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES
+from hardconcrete.importance.score import DEFAULT_EXAMPLES
 from hardconcrete.importance.select import select_units
 from hardconcrete.importance.stages import (
-    Student,
-    cut_in_stages,
+    PruningState,
+    prune_in_stages,
     stages_for,
-    warn_of_what_was_not_refitted,
+    warn_not_refitted,
 )
-from hardconcrete.objective.constraint import BAND, Constraint, cheapest, delivered, expected
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.constraint import BAND, Constraint, cheapest_mask, delivered, expected
+from hardconcrete.objective.cost_targets import CostTargets
+from hardconcrete.units import Group
 
 RELATIVE_ROUNDING = 1e-12
 """Relative rounding of a sum in float64. A cost above its limit by less keeps the limit."""
@@ -96,11 +97,11 @@ def project(
     """
     min_units = units_of_closed_groups(gated, round_to)
     if batches is not None and loss is not None:
-        student = Student(copy.deepcopy(gated), keep_batches(batches, EXAMPLES), loss)
-        descent = Descent(student.gated, limits, student.is_open)
-        cut_in_stages(student, descent, stages=stages_for(descent.depth), round_to=round_to)
-        warn_of_what_was_not_refitted(student)
-        return Projection(student.gated, student.gates, min_units)
+        state = PruningState(copy.deepcopy(gated), keep_batches(batches, DEFAULT_EXAMPLES), loss)
+        targets = CostTargets(state.gated, limits, state.is_open)
+        prune_in_stages(state, targets, stages=stages_for(targets.log_reduction), round_to=round_to)
+        warn_not_refitted(state)
+        return Projection(state.gated, state.gates, min_units)
     if importance is not None and importance.any():
         is_open = _most_important(gated, limits, importance, round_to)
     else:
@@ -117,7 +118,7 @@ def _most_important(
     A closed unit has none, whatever it might gain: its weights were not trained with the others.
     """
     was_open = gated.gates.is_open()
-    costs, settings = Descent(gated, limits, was_open.double())(1.0)
+    costs, settings = CostTargets(gated, limits, was_open.double())(1.0)
     kept = select_units(
         importance.to(was_open.device) * was_open,
         gated.groups,
@@ -173,7 +174,7 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     openness = gated.gates.openness().double()
     chance = gated.gates.open_probability().double()
     order = openness[group.slice].argsort(descending=True, stable=True) + group.start
-    alike = group.name in {found.name for found in gated.structure or ()}
+    alike = group.name in {found.name for found in gated.analysis or ()}
     blocks: list[Block] = []
     alive = is_open[group.slice].any().item()
     rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
@@ -189,7 +190,7 @@ def units_of_closed_groups(gated: GatedModel, round_to: int) -> int:
 
     It is one unit where named sites gate a group at several places: no site alone can close it.
     """
-    traced = {group.name for group in gated.structure or ()}
+    traced = {group.name for group in gated.analysis or ()}
     return round_to if all(group.name in traced for group in gated.groups) else 1
 
 
@@ -212,7 +213,7 @@ class _Fits:
         if self.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
-        found = [cheapest(self.gated, *kind).bool() for kind in kinds]
+        found = [cheapest_mask(self.gated, *kind).bool() for kind in kinds]
         return [torch.where(units, one_each, is_open) for one_each in found]
 
     def __call__(self, is_open: Tensor) -> bool:
@@ -333,7 +334,7 @@ def _costs_in_words(gated: GatedModel, limit: Constraint, cost: float) -> str:
     probability = gated.gates.open_probability().detach()
     mean = expected(gated, [limit], probability, exactly=True).item()
     return (
-        f"with {cost:.1%} of the {limit.words} delivered and {mean:.1%} expected instead of "
+        f"with {cost:.1%} of the {limit.label} delivered and {mean:.1%} expected instead of "
         f"{limit.limit / limit.dense:.1%}"
     )
 

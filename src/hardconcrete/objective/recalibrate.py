@@ -1,4 +1,4 @@
-"""Batch-norm statistics for the gates that are used at test time."""
+"""Batch-norm statistics for the gate values of evaluation."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,10 +17,10 @@ from hardconcrete.graph.model_state import in_mode
 
 
 def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Estimate the statistics of all batch norms anew, under the readout of the gates.
+    """Estimate the statistics of all batch norms again, with the readout of the gates.
 
-    In training they were estimated under sampled gates; at test time the readout shifts them. All
-    else stays in evaluation mode, so dropout is off and nothing is drawn. Works on plain models.
+    Training estimates them with sampled gates, and the readout of evaluation shifts them. All other
+    modules are in evaluation mode, so there is no dropout and no sampling. Plain models work, too.
 
     Args:
         model: a ``GatedModel`` or any module.
@@ -43,7 +43,7 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
     if first is None:
         raise ArgumentError("recalibrate needs at least one batch, and batches is empty")
     with _estimating(model, norms), torch.no_grad(), ExitStack() as held:
-        for bank in _banks(model):  # for gated norms too, which are in training mode meanwhile
+        for bank in _banks(model):  # gated norms are in training mode and would draw
             held.enter_context(bank.holding(None, bank.readout()))
         for batch in chain([first], rest):
             if isinstance(batch, Mapping):
@@ -53,16 +53,16 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def _banks(model: nn.Module) -> list[GateBank]:
-    """All gates that modules of a model have, whatever is around it."""
+    """The banks of all gated modules inside a model, also if it wraps a ``GatedModel``."""
     gated = [module for module in model.modules() if is_swapped(module)]
     return list(dict.fromkeys(module.__dict__[KEY].bank for module in gated))
 
 
 @contextmanager
 def _estimating(model: nn.Module, norms: list[_BatchNorm]) -> Iterator[None]:
-    """Everything in evaluation mode but the norms, which average all batches alike.
+    """Put all modules but the norms in evaluation mode; the norms average all batches equally.
 
-    If that fails their statistics are as before.
+    After an exception the statistics are as before.
     """
     momenta = {norm: norm.momentum for norm in norms}
     buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]

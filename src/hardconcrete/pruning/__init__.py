@@ -1,4 +1,4 @@
-"""A smaller model at once: stages of importance, cut and re-fit, without training."""
+"""Make a trained model smaller without training."""
 
 from hardconcrete.pruning.prune import prune
 

@@ -1,13 +1,10 @@
 """A line in a terminal that shows how far pruning has come."""
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class PruningProgress:
+class PruningProgress(Progress):
     """A live bar over the stages; silent where there is no terminal.
 
     Args:
@@ -22,38 +19,24 @@ class PruningProgress:
 
     def __init__(self, stages: int, show: bool | None, title: str = "pruning") -> None:
         console = Console(stderr=True, force_terminal=True if show else None)
-        live = console.is_terminal and not console.is_dumb_terminal
-        self._bar = Progress(
+        in_terminal = console.is_terminal and not console.is_dumb_terminal
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
             TextColumn("{task.fields[doing]}"),
             console=console,
             transient=True,
-            disable=show is False or not (show or live),
+            disable=show is False or not (show or in_terminal),
         )
         self._stages = stages
-        self._task = self._bar.add_task(title, total=2 * stages + 1, doing="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
+        self._bar = self.add_task(title, total=2 * stages + 1, doing="")
 
     def say(self, stage: int, doing: str) -> None:
         """Show the step that begins: importance, or re-fit, of a stage from 1."""
         done = 2 * (stage - 1) + (doing != "importance")
-        self._bar.update(
-            self._task, completed=done, doing=f"stage {stage} of {self._stages}: {doing}"
-        )
+        self.update(self._bar, completed=done, doing=f"stage {stage} of {self._stages}: {doing}")
 
     def finish(self, doing: str) -> None:
         """Show what is done after all stages."""
-        self._bar.update(self._task, completed=2 * self._stages, doing=doing)
+        self.update(self._bar, completed=2 * self._stages, doing=doing)

@@ -1,4 +1,4 @@
-"""``prune``: from a trained model to a smaller one, without training."""
+"""``prune``: make a trained model smaller without training."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,17 @@ from hardconcrete.compaction.compact import Form, cut_and_verify
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.gating.costs import LATENCY
-from hardconcrete.graph.model_state import copied, random_state_kept
+from hardconcrete.graph.model_state import detached_copy, random_state_kept
 from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES, first_call
+from hardconcrete.importance.score import DEFAULT_EXAMPLES, first_call
 from hardconcrete.importance.stages import (
-    STAGES,
-    Student,
-    cut_in_stages,
-    warn_of_what_was_not_refitted,
+    DEFAULT_STAGES,
+    PruningState,
+    prune_in_stages,
+    warn_not_refitted,
 )
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
-from hardconcrete.objective.descent import Descent
+from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
 
 
@@ -43,8 +43,8 @@ def prune(
     round_to: int = 1,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    stages: int = STAGES,
-    examples: int = EXAMPLES,
+    stages: int = DEFAULT_STAGES,
+    examples: int = DEFAULT_EXAMPLES,
     form: Form = "auto",
     progress: bool | None = None,
 ) -> nn.Module:
@@ -62,7 +62,7 @@ def prune(
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         batches: an iterable of your batches, for example a ``DataLoader``. The first ones are
             kept, until they hold ``examples``. They may be training data.
-        loss: calls the model it is given on a batch and returns a scalar.
+        loss: calls the model on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
         macs: multiply-adds. A float up to 1 is a fraction of the dense total, an int is absolute,
             for the examples in ``example_inputs``.
@@ -89,24 +89,24 @@ def prune(
     """
     _refuse_bad_numbers(round_to=round_to, stages=stages, examples=examples)
     limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
-    wanted = Wanted(limits, units, latency_ms, include, exclude)
+    request = PruningRequest(limits, units, latency_ms, include, exclude)
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
-        gated, kept = prepared(model, (example_inputs, kwargs), batches, loss, wanted, examples)
-        student = Student(gated, kept, loss)
-        descent = Descent(gated, wanted.constraints(gated), student.is_open)
-        if descent.is_met:
-            _warn_that_limits_hold(wanted)
+        inputs = example_inputs, kwargs
+        state = attach_open_gates(model, inputs, batches, loss, request, examples)
+        targets = CostTargets(state.gated, request.constraints(state.gated), state.is_open)
+        if targets.is_met:
+            _warn_nothing_to_prune(request)
         else:
-            cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
+            prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
         bar.finish("verifying")
-        small = cut_and_verify(gated, student.gates, form=form)
-    warn_of_what_was_not_refitted(student)
+        small = cut_and_verify(state.gated, state.gates, form=form)
+    warn_not_refitted(state)
     return small
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What is asked of the small model, and which groups may lose units."""
+class PruningRequest:
+    """The limits for the small model, and the groups that may lose units. See ``prune``."""
 
     limits: Mapping[str, Limit | None]
     units: Limit | Mapping[str, Limit] | None = None
@@ -115,41 +115,41 @@ class Wanted:
     exclude: str | Sequence[str] = ()
 
     @property
-    def words(self) -> str:
-        """The limits, as they were named."""
-        named = {**self.limits, LATENCY: self.latency_ms, "units": self.units}
-        return ", ".join(f"{name}={value!r}" for name, value in named.items() if value is not None)
+    def limits_in_words(self) -> str:
+        """The limits as keyword arguments: ``macs=0.5, units=10``."""
+        limits = {**self.limits, LATENCY: self.latency_ms, "units": self.units}
+        return ", ".join(f"{name}={value!r}" for name, value in limits.items() if value is not None)
 
     def constraints(self, gated: GatedModel) -> tuple[Constraint, ...]:
-        """The limits that the dense model exceeds, each of which can be met."""
+        """The limits that the dense model exceeds. One that cannot be met is refused."""
         limits = {
             name: limit
             for name, limit in self.limits.items()
-            if limit is not None and not _holds(limit, gated, name)
+            if limit is not None and not _is_met_by_dense(limit, gated, name)
         }
-        late = self.latency_ms
-        if isinstance(late, int | float) and late >= gated.latency.dense:
-            late = None
-        if not limits and late is None and self.units is None:
+        latency_ms = self.latency_ms
+        if isinstance(latency_ms, int | float) and latency_ms >= gated.latency.dense:
+            latency_ms = None
+        if not limits and latency_ms is None and self.units is None:
             return ()
-        return constraints(gated, limits, self.units, late)
+        return constraints(gated, limits, self.units, latency_ms)
 
 
-def _holds(limit: Limit, gated: GatedModel, name: str) -> bool:
-    """Whether an absolute limit is above what the dense model costs."""
+def _is_met_by_dense(limit: Limit, gated: GatedModel, name: str) -> bool:
+    """Whether the dense model is within an absolute limit."""
     absolute = isinstance(limit, Integral) and not isinstance(limit, bool)
     return absolute and limit >= gated.delivered(name).item()
 
 
-def prepared(
+def attach_open_gates(
     model: nn.Module,
     inputs: tuple[Any, Mapping[str, Any] | None],
     batches: Iterable[Any],
     loss: Loss,
-    wanted: Wanted,
+    request: PruningRequest,
     examples: int,
-) -> tuple[GatedModel, list[Any]]:
-    """A copy with gates, all open, and the batches; all that can be refused is refused here."""
+) -> PruningState:
+    """A copy of the model with open gates, and the batches. Bad arguments are refused here."""
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"prune takes a module, not a {type(model).__name__}")
     if isinstance(model, GatedModel):
@@ -157,26 +157,28 @@ def prepared(
             "prune takes a plain model; for one with gates there is compact(gated, budget=..., "
             "batches=..., loss=...)"
         )
-    if not wanted.words:
+    if not request.limits_in_words:
         raise ArgumentError("prune needs a limit, for example prune(..., macs=0.5)")
     kept = keep_batches(batches, examples)
-    dense = copied(model)
-    _try(dense, kept[0], loss)
-    return attach_gates(dense, *inputs, include=wanted.include, exclude=wanted.exclude), kept
+    dense = detached_copy(model)
+    _try_loss(dense, kept[0], loss)
+    gated = attach_gates(dense, *inputs, include=request.include, exclude=request.exclude)
+    return PruningState(gated, kept, loss)
 
 
-def _try(model: nn.Module, batch: Any, loss: Loss) -> None:
-    """Call the loss once: what fails in the user's code comes with what was passed."""
+def _try_loss(model: nn.Module, batch: Any, loss: Loss) -> None:
+    """Call the loss once; an error in it is raised with the devices of model and batch."""
     try:
         first_call(model, batch, loss)
     except HardConcreteError:
         raise
     except Exception as error:
-        at = {parameter.device for parameter in model.parameters()}
-        there = {leaf.device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
+        model_devices = {parameter.device for parameter in model.parameters()}
+        batch_devices = {leaf.device for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
         hint = ""
-        if there - at:
-            hint = f": the batch is on {_names(there)} and the model on {_names(at)}"
+        if batch_devices - model_devices:
+            batch_names, model_names = _names(batch_devices), _names(model_devices)
+            hint = f": the batch is on {batch_names} and the model on {model_names}"
         raise ArgumentError(f"loss(model, batch) failed{hint}; it said {error!r}") from error
 
 
@@ -190,9 +192,9 @@ def _refuse_bad_numbers(**numbers: object) -> None:
             raise ArgumentError(f"{name}={number!r} must be a whole number, at least 1")
 
 
-def _warn_that_limits_hold(wanted: Wanted) -> None:
+def _warn_nothing_to_prune(request: PruningRequest) -> None:
     warnings.warn(
-        f"the model is within {wanted.words} already: nothing was pruned",
+        f"the model is within {request.limits_in_words} already: nothing was pruned",
         HardConcreteWarning,
         stacklevel=3,
     )

@@ -1,1 +1,39 @@
-"""What was measured, as tables and pictures."""
+"""Measurements of models, as tables and plots."""
+
+from hardconcrete.report.comparison import Report
+from hardconcrete.report.environment import environment
+from hardconcrete.report.measure import measure
+from hardconcrete.report.pareto import pareto
+from hardconcrete.report.plots import (
+    BLUE,
+    COLOURS,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    Drawing,
+    check_plotting,
+    gate_histograms,
+    kept_inputs,
+    save_figure,
+    units_over_time,
+)
+
+__all__ = [
+    "BLUE",
+    "COLOURS",
+    "GREEN",
+    "ORANGE",
+    "PURPLE",
+    "VERMILION",
+    "Drawing",
+    "Report",
+    "check_plotting",
+    "environment",
+    "gate_histograms",
+    "kept_inputs",
+    "measure",
+    "pareto",
+    "save_figure",
+    "units_over_time",
+]

@@ -1,6 +1,8 @@
-"""Many sizes of one trained model: error against multiply-adds and latency."""
+"""``pareto``: the error of one trained model at several sizes, as a table and a plot.
 
-import copy
+This is a report because it counts, times and plots. ``pruning.sizes`` makes the small models.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,25 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hardconcrete.compaction.compact import cut_and_verify
 from hardconcrete.cost import count
 from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
 from hardconcrete.graph.model_state import random_state_kept
-from hardconcrete.importance.batches import Loss, keep_batches
-from hardconcrete.importance.score import EXAMPLES
-from hardconcrete.importance.stages import (
-    Student,
-    cut_in_stages,
-    stages_for,
-    warn_of_what_was_not_refitted,
-)
-from hardconcrete.objective.constraint import constraints
-from hardconcrete.objective.descent import Descent
-from hardconcrete.pruning.progress import PruningProgress
-from hardconcrete.pruning.prune import Wanted, prepared
-from hardconcrete.report.plots import BLUE, VERMILION, save
+from hardconcrete.importance.batches import Loss
+from hardconcrete.importance.score import DEFAULT_EXAMPLES
+from hardconcrete.pruning.prune import PruningRequest
+from hardconcrete.pruning.sizes import prune_to_sizes, start_pruning
+from hardconcrete.report.plots import BLUE, VERMILION, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +32,11 @@ class Point:
     """One size of a model.
 
     Args:
-        fraction: the budget, as a part of the dense multiply-adds.
+        fraction: the budget, as a fraction of the dense multiply-adds.
         macs: multiply-adds for the example inputs.
         params: parameters.
-        error: what ``evaluate`` said of it.
-        ms: milliseconds of one call with the example inputs, the median; None if not measured.
+        error: the value of ``evaluate``.
+        ms: the median milliseconds of a call with the example inputs; None if not timed.
     """
 
     fraction: float
@@ -55,7 +48,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Sizes of a model with their errors, in the order of the fractions given."""
+    """Sizes of a model with their errors, in the order of the fractions."""
 
     points: tuple[Point, ...]
 
@@ -73,7 +66,11 @@ class Pareto:
         return "\n".join(lines)
 
     def plot(self, out: Path | str) -> tuple[Path, Path]:
-        """Write the error against multiply-adds, and against latency where measured."""
+        """Plot the error against multiply-adds, and against latency if it was timed.
+
+        Args:
+            out: a folder for ``pareto.svg`` and ``pareto.png``.
+        """
         points = sorted(self.points, key=lambda point: point.macs)
         errors = [point.error for point in points]
         columns = [("multiply-adds", [float(point.macs) for point in points], BLUE)]
@@ -88,7 +85,7 @@ class Pareto:
                 axes.set(xlabel=name, xscale="log")
             panels[0].set_ylabel("error")
 
-        return save(draw, Path(out), "pareto", (4.5 * len(columns), 3.4))
+        return save_figure(draw, Path(out), "pareto", (4.5 * len(columns), 3.4))
 
 
 def pareto(
@@ -104,21 +101,22 @@ def pareto(
     round_to: int = 1,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    examples: int = EXAMPLES,
+    examples: int = DEFAULT_EXAMPLES,
     repeats: int = 20,
     progress: bool | None = None,
 ) -> Pareto:
-    """Prune one trained model to many sizes: error against multiply-adds and latency.
+    """Prune one trained model to several sizes: error against multiply-adds and latency.
 
     Each size starts from the next larger one, and is pruned and re-fitted as in ``prune``.
 
     Args:
         model: a trained model, or a ``GatedModel`` as ``gated.eval()`` computes. It is not changed.
-        example_inputs: what the model can be called with; None for a gated model.
+        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with;
+            None for a gated model.
         batches: your batches, as for ``prune``.
-        loss: calls the model it is given on a batch and returns a scalar.
+        loss: calls the model on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
-        fractions: budgets, as parts of the dense multiply-adds.
+        fractions: budgets, as fractions of the dense multiply-adds.
         evaluate: the error of a small model, which is in evaluation mode.
         finetune: trains a small model in place. It gets the re-fitted model in training mode. The
             next smaller size starts from the model before ``finetune``.
@@ -139,77 +137,40 @@ def pareto(
         >>> [point.macs for point in curve]
         [48, 108]
     """
-    if not isinstance(fractions, Iterable) or not (fractions := [*map(_fraction, fractions)]):
+    if not isinstance(fractions, Iterable) or not (fractions := [*map(_as_fraction, fractions)]):
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
-    wanted = Wanted({"macs": min(fractions)}, include=include, exclude=exclude)
+    request = PruningRequest({"macs": min(fractions)}, include=include, exclude=exclude)
     with random_state_kept(), torch.inference_mode(False):
         inputs = example_inputs, kwargs
-        student = _student(model, inputs, batches, loss, wanted, examples)
-        sizes = _sizes(student, fractions, round_to, progress)
+        state = start_pruning(model, inputs, batches, loss, request, examples)
+        sizes = prune_to_sizes(state, fractions, round_to, progress)
     for small in sizes.values():
         if finetune is not None:
             with torch.inference_mode(False), torch.enable_grad():
                 finetune(small.train())
         small.eval()
     models = [sizes[fraction] for fraction in fractions]
-    times = _medians(models, student.gated, repeats) if repeats else [None] * len(models)
+    times = _median_ms(models, state.gated, repeats) if repeats else [None] * len(models)
     points = []
     for fraction, small, ms in zip(fractions, models, times, strict=True):
-        found = count(small, *student.gated.example)
+        costs = count(small, *state.gated.example)
         with torch.no_grad():
             error = float(evaluate(small))
-        points.append(Point(fraction, found.macs, found.params, error, ms))
+        points.append(Point(fraction, costs.macs, costs.params, error, ms))
     return Pareto(tuple(points))
 
 
-def _student(
-    model: nn.Module,
-    inputs: tuple[Any, Mapping[str, Any] | None],
-    batches: Iterable[Any],
-    loss: Loss,
-    wanted: Wanted,
-    examples: int,
-) -> Student:
-    """With what the gates of a gated model leave, or with all units of a plain one."""
-    if not isinstance(model, GatedModel):
-        return Student(*prepared(model, inputs, batches, loss, wanted, examples), loss)
-    if inputs != (None, None) or wanted.include or wanted.exclude:
-        raise ArgumentError(
-            "a gated model knows its inputs and groups: pass example_inputs=None, and neither "
-            "kwargs nor include nor exclude"
-        )
-    return Student(copy.deepcopy(model), keep_batches(batches, examples), loss)
-
-
-def _sizes(
-    student: Student, fractions: Sequence[float], round_to: int, progress: bool | None
-) -> dict[float, nn.Module]:
-    """A small model for each fraction, the largest first."""
-    gated = student.gated
-    limits = {part: constraints(gated, {"macs": part}, None) for part in fractions}
-    sizes: dict[float, nn.Module] = {}
-    for fraction in sorted(limits, reverse=True):
-        descent = Descent(gated, limits[fraction], student.is_open)
-        stages = stages_for(descent.depth)
-        with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
-            cut_in_stages(student, descent, stages=stages, round_to=round_to, say=bar.say)
-            bar.finish("verifying")
-            sizes[fraction] = cut_and_verify(gated, student.gates)
-    warn_of_what_was_not_refitted(student)
-    return sizes
-
-
-def _fraction(given: Any) -> float:
+def _as_fraction(value: Any) -> float:
     try:
-        return float(given)
+        return float(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{given!r} is no fraction of the dense multiply-adds") from error
+        raise ArgumentError(f"{value!r} is no fraction of the dense multiply-adds") from error
 
 
-def _medians(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:
-    """Milliseconds of each, called in turn."""
+def _median_ms(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:
+    """Milliseconds of a call of each model. The models are called in turn."""
     args, kwargs = gated.example
     calls = [partial(model, *args, **kwargs) for model in models]
     wait = partial(wait_for, [gated.gates.device])

@@ -1,6 +1,7 @@
-"""Pictures of gates and of their training, as SVG and PNG."""
+"""Plots of gates, of importance and of training, as SVG and PNG."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hardconcrete.errors import ArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which colour-blind readers tell apart.
+# Okabe and Ito's palette, for colour-blind readers.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE)
 LINES = ("-", "--", "-.", ":")
@@ -28,15 +29,30 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def save(
+@dataclass(frozen=True)
+class Drawing:
+    """A drawn figure: its files, and the numbers that a reader can check in it."""
+
+    files: tuple[Path, ...]
+    facts: dict[str, float]
+
+
+def save_figure(
     draw: Callable[["Figure"], None], out: Path, name: str, size: tuple[float, float]
 ) -> tuple[Path, Path]:
-    """Draw without a screen and write both formats, byte for byte the same each time.
+    """Draw a figure and write it as SVG and PNG, with the same bytes in every run.
+
+    Args:
+        draw: draws on an empty figure.
+        out: the folder.
+        name: of both files, without a suffix.
+        size: width and height in inches.
+
 
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> [file.name for file in save(lambda figure: figure.text(0, 0, "x"), folder, "a", (1, 1))]
+        >>> [file.name for file in save_figure(lambda f: f.text(0, 0, "x"), folder, "a", (1, 1))]
         ['a.svg', 'a.png']
     """
     check_plotting(out)
@@ -53,7 +69,7 @@ def save(
 
 
 def check_plotting(out: Path) -> None:
-    """Refuse now what would otherwise fail after long work: no matplotlib, or no folder."""
+    """Refuse early, before long work, if matplotlib is missing or ``out`` is not a folder."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -64,7 +80,7 @@ def check_plotting(out: Path) -> None:
 
 
 def kept_inputs(values: Tensor, shape: tuple[int, int], out: Path) -> tuple[Path, Path]:
-    """The gates of the inputs as a picture: which pixels a network kept, and how much of them.
+    """Plot the gates of the input pixels: which are kept, and their values.
 
     Example:
         >>> import tempfile, torch
@@ -80,11 +96,11 @@ def kept_inputs(values: Tensor, shape: tuple[int, int], out: Path) -> tuple[Path
         axes.set(xticks=[], yticks=[])
         figure.colorbar(image, label="value of the gate", shrink=0.8)
 
-    return save(draw, out, "pixels", (5, 4.2))
+    return save_figure(draw, out, "pixels", (5, 4.2))
 
 
 def gate_histograms(probabilities: Mapping[str, Tensor], out: Path) -> tuple[Path, Path]:
-    """How decided the gates of each group are.
+    """Plot a histogram of the probabilities to be open, for each group.
 
     Example:
         >>> import tempfile, torch
@@ -100,11 +116,11 @@ def gate_histograms(probabilities: Mapping[str, Tensor], out: Path) -> tuple[Pat
             axes.set(xlabel="probability of being open", title=f"{name} ({len(values)} gates)")
         panels[0].set_ylabel("gates")
 
-    return save(draw, out, "gates", (3.6 * len(probabilities), 3.2))
+    return save_figure(draw, out, "gates", (3.6 * len(probabilities), 3.2))
 
 
 def importance_curves(values: Mapping[str, Tensor], out: Path) -> tuple[Path, Path]:
-    """The importance of the units of every group, the most important first.
+    """Plot the importance of the units of each group, the most important first.
 
     Example:
         >>> import tempfile
@@ -115,27 +131,27 @@ def importance_curves(values: Mapping[str, Tensor], out: Path) -> tuple[Path, Pa
         axes = figure.subplots()
         for index, (name, units) in enumerate(values.items()):
             ranked = units.detach().cpu().sort(descending=True).values
-            heights = ranked.clamp(min=LEAST_DRAWN * float(ranked[0])).tolist()
+            heights = ranked.clamp(min=MIN_DRAWN_FRACTION * float(ranked[0])).tolist()
             places = [100 * (k + 0.5) / len(heights) for k in range(len(heights))]
             style, colour = LINES[index // 5 % 4], COLOURS[index % 5]
             axes.plot(places, heights, style, color=colour, label=name)
         axes.set(xlabel="units of the group (%)", ylabel="importance", yscale="log")
-        axes.set_title("What the units matter to the loss")
+        axes.set_title("Importance of the units for the loss")
         if len(values) <= MAX_LEGEND_ENTRIES:
             axes.legend(fontsize=6)
 
-    return save(draw, out, "importance", (6, 4))
+    return save_figure(draw, out, "importance", (6, 4))
 
 
-LEAST_DRAWN = 1e-8
-"""Smaller parts of a group's largest value are drawn at this height: they have no logarithm."""
+MIN_DRAWN_FRACTION = 1e-8
+"""Smaller fractions of a group's largest value are drawn at this height: 0 has no logarithm."""
 
 MAX_LEGEND_ENTRIES = 20
-"""Names that are as many as lines that look different."""
+"""With more lines there is no legend: only so many can be told apart."""
 
 
 def units_over_time(history: Mapping[str, Sequence[int]], out: Path) -> tuple[Path, Path]:
-    """Units left after each epoch, by group, as a share of all of them.
+    """Plot the percentage of units that are left after each epoch, for each group.
 
     Example:
         >>> import tempfile
@@ -154,4 +170,4 @@ def units_over_time(history: Mapping[str, Sequence[int]], out: Path) -> tuple[Pa
         axes.set_title("Units that the network still uses")
         axes.legend(loc="best")
 
-    return save(draw, out, "units", (6, 4))
+    return save_figure(draw, out, "units", (6, 4))

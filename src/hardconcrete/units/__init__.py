@@ -1,5 +1,8 @@
 """The units of a model, found by tracing it."""
 
-from hardconcrete.units.group import Axis, Fixed, Structure, UnitGroup, find_groups
+from hardconcrete.units.analysis import Analysis, analyze, find_groups
+from hardconcrete.units.axis import Axis
+from hardconcrete.units.group import Group
+from hardconcrete.units.grouping import Fixed
 
-__all__ = ["Axis", "Fixed", "Structure", "UnitGroup", "find_groups"]
+__all__ = ["Analysis", "Axis", "Fixed", "Group", "analyze", "find_groups"]

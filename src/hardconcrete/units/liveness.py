@@ -1,51 +1,60 @@
-"""Who is dead: units that nothing reads any more, or that are always zero, and what follows."""
+"""Which units are dead once some gates are shut, and which others die with them.
+
+A unit is alive if something reads it and something makes it. It is read where an entry of a reader
+is open; it is made where an entry of a maker is open, or where zeros become other values on the
+way. A dead unit is cut out of all parameters, so another unit may lose its last reader or maker.
+
+``cost.liveness_formulas`` states the same rule as formulas of gates, whose mean has a gradient.
+"""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.units.group import Place, Structure
+from hardconcrete.units.analysis import Analysis
+from hardconcrete.units.axis import Axis, Place
+from hardconcrete.units.group import Group
 from hardconcrete.units.relations import Relations
 
 
 @dataclass
 class Liveness:
-    """What is known of each unit while the dead are counted.
+    """Finds the dead units of a graph.
 
     Args:
-        walk: labels of the model without gates.
-        alive: for every gated parameter which entries are not shut, as ``masks`` has it.
+        labelled: the graph of the model without gates.
+        relations: what reads and makes its units.
+        is_open: which entries of each gated parameter are not shut, as ``gate_masks`` gives them.
     """
 
-    walk: LabelledGraph
-    alive: dict[str, Tensor]
+    labelled: LabelledGraph
+    relations: Relations
+    is_open: dict[str, Tensor]
 
     def __post_init__(self) -> None:
-        self.relations = Relations(self.walk)
         self.roots = self.relations.roots
         self.dead: set[int] = set()
         self.revived: set[int] = set()
 
     def settle(self) -> set[int]:
-        """All units that are dead, counting again until no death brings another."""
+        """All dead units: repeat until no unit dies because of another."""
         while new := (self._unread() | self._always_zero()) - self.dead:
             self.dead |= new
         return self.dead
 
     def keeps(self, place: Place) -> Tensor:
-        """Which indices of an axis stay."""
+        """Which indices of an axis are kept."""
         dead = torch.tensor(sorted(self.dead), dtype=torch.int64)
         return ~torch.isin(self.roots[place], dead)
 
     def open_along(self, name: str, dim: int) -> Tensor:
-        """Which indices along a dimension have an entry that is not shut and not cut."""
-        value = self.walk.tensors[name]
-        if name not in self.alive:
+        """Which indices of a dimension have an entry that is neither shut nor cut."""
+        value = self.labelled.tensors[name]
+        if name not in self.is_open:
             return torch.ones(value.shape[dim], dtype=torch.bool)
-        entries = self.alive[name]
+        entries = self.is_open[name]
         for other in range(len(value.shape)):
             if other != dim and (name, other) in self.roots:
                 kept = self.keeps((name, other)).nonzero().flatten()
@@ -53,31 +62,31 @@ class Liveness:
                     entries = entries.index_select(other, kept)
                 elif not len(kept):
                     entries = entries.narrow(other, 0, 0)
-        return _each(entries, dim).any(1).expand(value.shape[dim])
+        return _rows(entries, dim).any(1).expand(value.shape[dim])
 
     def _unread(self) -> set[int]:
-        """Units whose every reader is shut."""
-        reached: set[int] = set()
+        """Units whose readers are all shut."""
+        read: set[int] = set()
         for (name, dim), roots in self.relations.read.items():
             still_open = self.roots[name, dim][self.open_along(name, dim)]
-            reached |= roots & set(still_open.tolist())
-        return self.relations.removable - reached
+            read |= roots & set(still_open.tolist())
+        return self.relations.removable - read
 
     def _always_zero(self) -> set[int]:
-        """Units made of shut parameters alone, with nothing on the way that maps 0 elsewhere."""
-        made_of: dict[int, bool] = {}
+        """Units that only shut entries make, and whose zeros stay zero."""
+        all_shut: dict[int, bool] = {}
         for (name, dim), roots in self.roots.items():
-            is_open = self.open_along(name, dim)
+            along = self.open_along(name, dim)
             only_read = self.relations.only_read((name, dim))
-            for root, entry_open in zip(roots.tolist(), is_open.tolist(), strict=True):
+            for root, entry_open in zip(roots.tolist(), along.tolist(), strict=True):
                 if root in self.relations.removable and root not in only_read:
-                    made_of[root] = made_of.get(root, True) and not entry_open
-        return {root for root, shut in made_of.items() if shut} - self.relations.disturbed
+                    all_shut[root] = all_shut.get(root, True) and not entry_open
+        return {root for root, shut in all_shut.items() if shut} - self.relations.zero_lost
 
-    def revive(self, structure: Structure, least: int, chance: dict[str, Tensor]) -> None:
-        """Let every group keep its likeliest units, so that no layer is left with nothing."""
-        for group in structure:
-            roots = self.relations.units_of(group)
+    def revive(self, analysis: Analysis, least: int, chance: dict[str, Tensor]) -> None:
+        """Bring back the likeliest units of each group, so that it keeps ``least`` of them."""
+        for group in analysis:
+            roots = analysis.units_by_root[group.name]
             alive = [root for root in roots if root not in self.dead]
             if len(alive) < least:
                 scores = self._scores(group, chance)
@@ -86,8 +95,8 @@ class Liveness:
                     self.dead.discard(roots[k])
                     self.revived.add(roots[k])
 
-    def _scores(self, group: Any, chance: dict[str, Tensor]) -> list[float]:
-        """How likely each unit is to be made and read: by its makers and its likeliest reader."""
+    def _scores(self, group: Group, chance: dict[str, Tensor]) -> list[float]:
+        """The smallest chance among a unit's makers times the largest among its readers."""
         made, read = torch.ones(group.units), torch.zeros(group.units)
         for axis in group.axes:
             if axis.gated:
@@ -97,15 +106,15 @@ class Liveness:
         return [float(score) for score in made * read]
 
 
-def _by_unit(axis: Any, units: int, chance: dict[str, Tensor]) -> Tensor:
-    """The largest chance among the entries that each unit owns along an axis."""
+def _by_unit(axis: Axis, units: int, chance: dict[str, Tensor]) -> Tensor:
+    """The largest chance among the entries of each unit along an axis."""
     if axis.tensor not in chance:
         return torch.ones(units)
-    top = _each(chance[axis.tensor].float().cpu(), axis.dim).amax(1).expand(len(axis.units))
-    own = axis.units >= 0
-    return torch.zeros(units).scatter_reduce(0, axis.units[own], top[own], "amax")
+    entries = chance[axis.tensor].float().cpu()
+    dim = 0 if axis.dim is None else axis.dim  # traced axes have one
+    return axis.largest(_rows(entries, dim).amax(1), units)
 
 
-def _each(entries: Tensor, dim: int) -> Tensor:
-    """The entries at each index of a dimension, in a row."""
+def _rows(entries: Tensor, dim: int) -> Tensor:
+    """One row per index of a dimension, with all its entries."""
     return entries.transpose(0, dim).reshape(entries.shape[dim], -1)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import hardconcrete as hc
-from hardconcrete.cost.latency.operations import Operation, Spec, Width, operations
+from hardconcrete.cost.latency.operations import Operation, TensorSpec, Width, operations
 from hardconcrete.cost.ledger_writer import LedgerWriter
 from hardconcrete.gating.cost_model import gate_places
-from hardconcrete.paper.models import LeNet5
+from hardconcrete_paper.models import LeNet5
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def test_the_operators_of_lenet() -> None:
     assert len(names) == 10
 
 
-def test_one_example_is_not_two() -> None:
+def test_shapes_of_a_batch_of_one() -> None:
     """All shapes as they are when the model is called with one example."""
     plain = LeNet5()
     gated = hc.attach_gates(copy.deepcopy(plain), torch.zeros(2, 1, 28, 28))
@@ -50,9 +50,9 @@ def test_a_layer_that_selects_gathers_first() -> None:
     assert dense.widths == (gather.widths[1],)
 
 
-def test_the_groups_of_a_depthwise_convolution_follow() -> None:
-    x = Spec((2, Width(0, 8), 5, 5), torch.float32, torch.device("cpu"))
-    weight = Spec((Width(0, 8), 1, 3, 3), torch.float32, torch.device("cpu"))
+def test_a_depthwise_convolution_has_one_group_per_map() -> None:
+    x = TensorSpec((2, Width(0, 8), 5, 5), torch.float32, torch.device("cpu"))
+    weight = TensorSpec((Width(0, 8), 1, 3, 3), torch.float32, torch.device("cpu"))
     one = Operation("", aten.conv2d.default, (x, weight, None, [1, 1], [1, 1], [1, 1], 8), {})
     args, _ = one.at([3])
     assert args[6] == 3
@@ -60,7 +60,7 @@ def test_the_groups_of_a_depthwise_convolution_follow() -> None:
 
 
 def test_all_sizes_share_their_memory() -> None:
-    x = Spec((2, Width(0, 8)), torch.float32, torch.device("cpu"))
+    x = TensorSpec((2, Width(0, 8)), torch.float32, torch.device("cpu"))
     one = Operation("", aten.relu.default, (x,), {})
     pointers = {one.at([n])[0][0].data_ptr() for n in (1, 5, 8)}
     assert len(pointers) == 1
@@ -69,5 +69,5 @@ def test_all_sizes_share_their_memory() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_indices_are_valid(dtype: torch.dtype) -> None:
-    x = Spec((2, 4), dtype, torch.device("cpu"))
-    assert not x.made({}).any()
+    x = TensorSpec((2, 4), dtype, torch.device("cpu"))
+    assert not x.tensor({}).any()

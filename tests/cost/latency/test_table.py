@@ -1,4 +1,4 @@
-"""Predicted latency: exactly right where time is a sum of sizes, and useful where it is time."""
+"""Predicted latency: exact if time is a sum of sizes, and useful for real times."""
 
 import copy
 import itertools
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import hardconcrete as hc
 from hardconcrete.cost.latency import clock
 from hardconcrete.cost.latency import table as latency
-from hardconcrete.cost.latency.clock import FORWARD, MODULE_CALL, Grid, cache_file, kept
-from hardconcrete.cost.latency.table import Surface, _forward, _surface
+from hardconcrete.cost.latency.clock import FORWARD, MODULE_CALL, Grid, cache_file, read_cache
+from hardconcrete.cost.latency.table import Surface, _forward_call, _surface
 from hardconcrete.errors import ArgumentError
-from hardconcrete.paper.models import LeNet5, ResNet
+from hardconcrete_paper.models import LeNet5, ResNet
 from tests.cost import sizes
 from tests.zoo import GATED, Entry, gated_network
 
@@ -42,8 +42,8 @@ NETWORKS = {
 
 @pytest.fixture
 def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_times", sizes.times)
-    monkeypatch.setattr(latency, "BELIEF", 0.0)
+    monkeypatch.setattr(clock, "_call_times", sizes.times)
+    monkeypatch.setattr(latency, "FORWARD_EXPONENT", 0.0)
 
 
 def network(name: str, examples: int = 2) -> hc.GatedModel:
@@ -147,7 +147,7 @@ def test_a_surface_is_bilinear_between_knots_and_beyond() -> None:
         assert found.tolist() == pytest.approx([3 * a * b + a, 7.0])
 
 
-def test_steps_are_in_what_is_delivered_and_smoothed_in_what_is_expected() -> None:
+def test_delivered_latency_has_steps_and_expected_latency_is_smooth() -> None:
     """A kernel that takes 16 channels at a time, and is fast when they fill it."""
     grid = Grid(((1, 15, 16, 17, 31, 32),), (5.0, 5.0, 4.0, 9.0, 9.0, 8.0))
     parts = [((0,), grid, False)]
@@ -166,7 +166,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(operations: list, *_: object) -> dict[str, Grid]:
         raise AssertionError(f"timed again: {len(operations)}")
 
-    monkeypatch.setattr(latency, "timed", fail)
+    monkeypatch.setattr(latency, "time_grids", fail)
     assert copy.deepcopy(gated).delivered("latency_ms") == first
     assert network("lenet").delivered("latency_ms") == first  # from the cache
     with pytest.raises(AssertionError, match="timed again: 10"):
@@ -177,33 +177,33 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.unwatched
 @pytest.mark.parametrize(("took", "scale"), [(1.1**4, 1.1**3), (0.8**4, 0.8**3), (1.0, 1.0)])
-def test_the_forward_is_believed_more_than_the_sum(
+def test_the_scale_is_nearer_to_the_forward_than_to_the_sum(
     monkeypatch: pytest.MonkeyPatch, took: float, scale: float
 ) -> None:
 
-    def timed(operations: list, *_: object) -> dict[str, Grid]:
+    def time_grids(operations: list, *_: object) -> dict[str, Grid]:
         whole = {FORWARD: Grid((), (took * len(operations),)), MODULE_CALL: Grid((), (0.0,))}
         return whole | {one.name: Grid((), (1.0,)) for one in operations}
 
-    monkeypatch.setattr(latency, "timed", timed)
+    monkeypatch.setattr(latency, "time_grids", time_grids)
     table = network("lenet").measure_latency()
     assert table.scale == pytest.approx(scale)
     assert table.dense == pytest.approx(10 * scale)
 
 
-def test_the_forward_is_timed_on_numbers_that_cannot_be_guessed(
+def test_the_forward_is_timed_on_random_inputs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two examples repeated 32 times take less than 64: the branches of a maximum are learnt."""
+    """Two examples repeated 32 times take less time than 64, because of branch prediction."""
     seen: list[Tensor] = []
 
-    def timed(operations: list, forward: Any, *_: object) -> dict[str, Grid]:
+    def time_grids(operations: list, forward: Any, *_: object) -> dict[str, Grid]:
         seen.extend(forward.args)
         return {name: Grid((), (1.0,)) for name in (FORWARD, MODULE_CALL)} | {
             one.name: Grid((), (1.0,)) for one in operations
         }
 
-    monkeypatch.setattr(latency, "timed", timed)
+    monkeypatch.setattr(latency, "time_grids", time_grids)
     gated = hc.attach_gates(LeNet5(), 3 + 2 * torch.randn(2, 1, 28, 28))
     gated.measure_latency(batch=64)
     (images,) = seen
@@ -213,7 +213,7 @@ def test_the_forward_is_timed_on_numbers_that_cannot_be_guessed(
     assert images.std().item() == pytest.approx(2, abs=0.3)
 
 
-def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_measured_again(tmp_path: Path) -> None:
     file = cache_file(torch.device("cpu"))
     assert tmp_path in file.parents
     file.parent.mkdir(parents=True)
@@ -222,12 +222,12 @@ def test_a_torn_cache_is_measured_anew(tmp_path: Path) -> None:
     gated = hc.attach_gates(nn.Sequential(*layers), torch.zeros(1, 4))
     gated.measure_latency(repeats=2)
     assert gated.expected("latency_ms") > 0
-    assert len(kept(file)) == 1
+    assert len(read_cache(file)) == 1
 
 
 @pytest.mark.unwatched
 def test_real_times_fall_with_the_widths() -> None:
-    """Of layers so wide that what is left is a twentieth of the work; nothing is that noisy."""
+    """The smaller layers have a twentieth of the work, more than any noise."""
     layers = nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8)
     gated = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 32))
     table = gated.measure_latency(batch=256, repeats=7)
@@ -253,7 +253,7 @@ class Odd(nn.Module):
         return self.head(joined) @ torch.linalg.cholesky(self.square)
 
 
-def test_what_cannot_be_timed_is_named_and_many_widths_count_linearly() -> None:
+def test_untimed_operators_are_named_and_many_widths_count_linearly() -> None:
     gated = _all_open(hc.attach_gates(Odd(), torch.zeros(2, 4)))
     table = gated.measure_latency(repeats=3)
     assert table.untimed == ("aten.linalg_cholesky.default",)
@@ -275,12 +275,12 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("images", [torch.zeros(2, 1, 28, 28), torch.ones(2, 1, 28, 28)])
 def test_blank_examples_are_varied_without_touching_the_random_state(images: Tensor) -> None:
     before = torch.get_rng_state()
-    forward = _forward(nn.Identity(), ((images,), {}))
+    forward = _forward_call(nn.Identity(), ((images,), {}))
     assert forward.args[0].std() > 0.5
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_numbers_that_must_be_those_given_stay() -> None:
+def test_inputs_that_cannot_be_random_stay() -> None:
     class Ids(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,4 +290,4 @@ def test_numbers_that_must_be_those_given_stay() -> None:
             return self.table(x.long())
 
     ids = torch.tensor([[0.0, 4.0], [4.0, 0.0]]).repeat(20, 1)
-    assert torch.equal(_forward(Ids(), ((ids,), {})).args[0], ids)
+    assert torch.equal(_forward_call(Ids(), ((ids,), {})).args[0], ids)

@@ -1,11 +1,11 @@
 import pytest
 
 from hardconcrete.cost.latency import timing
-from hardconcrete.cost.latency.timing import WARMUP, interleaved, quartiles, undisturbed
+from hardconcrete.cost.latency.timing import WARMUP_CALLS, first_quintile, interleaved, quartiles
 
 
 class Clock:
-    """A clock that only moves when told to."""
+    """A clock that moves only on request."""
 
     now = 0.0
 
@@ -21,7 +21,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_median_and_quartiles(clock: Clock) -> None:
-    seconds = iter([100] * WARMUP + [5, 1, 2, 4, 3])
+    seconds = iter([100] * WARMUP_CALLS + [5, 1, 2, 4, 3])
 
     def call() -> None:
         clock.now += next(seconds)
@@ -31,8 +31,8 @@ def test_median_and_quartiles(clock: Clock) -> None:
     assert quartiles(times) == (3000, 2000, 4000)
 
 
-def test_a_time_to_fill(clock: Clock) -> None:
-    """As many rounds as are asked for, and more until so much time has passed."""
+def test_timing_continues_for_the_given_seconds(clock: Clock) -> None:
+    """The requested rounds, and more until the seconds have passed."""
 
     def call() -> None:
         clock.now += 1
@@ -43,7 +43,7 @@ def test_a_time_to_fill(clock: Clock) -> None:
 
 
 def test_the_clock_waits_for_the_device(clock: Clock) -> None:
-    """What was started before does not count, and what the call started does."""
+    """Work that was started before does not count; work that the call started does."""
     pending = 0.0
 
     def call() -> None:
@@ -57,13 +57,13 @@ def test_the_clock_waits_for_the_device(clock: Clock) -> None:
     assert interleaved([call], 2, wait) == [[3000, 3000]]
 
 
-def test_every_other_round_goes_backwards() -> None:
+def test_every_other_round_is_reversed() -> None:
     seen: list[str] = []
     interleaved([lambda: seen.append("a"), lambda: seen.append("b")], repeats=2)
-    assert seen[2 * WARMUP :] == ["a", "b", "b", "a"]
+    assert seen[2 * WARMUP_CALLS :] == ["a", "b", "b", "a"]
 
 
-def test_what_disturbs_a_few_calls_is_left_out() -> None:
-    assert undisturbed([5.0]) == 5.0
-    assert undisturbed([3.0, 1.0]) == 1.0
-    assert undisturbed([*range(100, 0, -1)]) == 20
+def test_the_first_quintile_ignores_slow_calls() -> None:
+    assert first_quintile([5.0]) == 5.0
+    assert first_quintile([3.0, 1.0]) == 1.0
+    assert first_quintile([*range(100, 0, -1)]) == 20

@@ -1,4 +1,4 @@
-"""The contract of every rule: units counted by hand, shut ones do nothing, cuts are exact."""
+"""The contract of every rule: units match a count by hand, and removing closed ones is exact."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +65,7 @@ def assert_contract(
 ) -> None:
     model, inputs = build(), lambda batch: ((torch.randn(batch, *shape),), {})
     gated = with_random_gates(model, inputs) if groups else None
-    found = hc.find_groups(model, *inputs(2)) if gated is None else gated.structure
+    found = hc.find_groups(model, *inputs(2)) if gated is None else gated.analysis
     assert {group.name: group.units for group in found} == groups
     assert not why or any(why in str(entry) for entry in found.fixed), str(found)
     if gated is not None:
@@ -73,7 +73,7 @@ def assert_contract(
 
 
 def assert_removable(gated: hc.GatedModel, example: Any) -> None:
-    """What shut units own does nothing, and the small model is the same without it."""
+    """Parameters of closed units have no effect, and the small model without them is equal."""
     expected = outputs(gated, example)
     assert apart(expected, outputs(perturbed(gated), example)) <= 1e-5
     assert apart(expected, outputs(hc.compact(gated), example)) <= 1e-5

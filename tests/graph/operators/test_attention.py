@@ -1,4 +1,4 @@
-"""Attention and recurrence as whole operators: fixed, with the reason; what follows is free."""
+"""Fused attention and recurrent layers are fixed, with a reason; later layers are free."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""Sums over units: who reads whom, however the sum is written."""
+"""Sums over units: which parameter reads which units, for every way to write the sum."""
 
 import pytest
 import torch

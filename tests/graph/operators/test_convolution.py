@@ -29,7 +29,7 @@ def unbatched() -> Network:
 
 
 def dynamic() -> Network:
-    """A kernel that is an activation reads as activations do: nothing can sit there."""
+    """A kernel that is an activation: no gate can sit on it."""
     layers = {"inp": nn.Conv2d(3, 8, 3), "kernel": nn.Linear(3, 6 * 72), "fc": nn.Linear(6, 4)}
 
     def forward(net, x):

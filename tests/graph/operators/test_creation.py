@@ -1,4 +1,4 @@
-"""Constants shrink with what they are combined with; sizes that mean something do not."""
+"""Constants shrink with the tensors they are combined with, unless values depend on sizes."""
 
 import pytest
 import torch

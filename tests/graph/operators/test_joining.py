@@ -1,4 +1,4 @@
-"""Tensors beside one another, and rows that data choose."""
+"""Concatenation, stacking and embeddings."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("kind", ["embedding", "bag", "index"])
-def test_rows_are_chosen_by_data_and_the_width_can_go(kind: str) -> None:
+def test_embedding_rows_are_fixed_and_the_width_is_free(kind: str) -> None:
     table = {"embedding": nn.Embedding, "bag": nn.EmbeddingBag}.get(kind)
     choose = (lambda net, ids: net.table[ids]) if table is None else lambda net, ids: net.table(ids)
     model = Network(

@@ -1,4 +1,4 @@
-"""Data that is moved: labels go with it, and what does not commute with removal is fixed."""
+"""Movement operators move labels too; those that do not commute with removal fix them."""
 
 import pytest
 import torch
@@ -39,14 +39,14 @@ CASES = [
     case("last_four", lambda: dense(lambda _, h: h[:, -4:], 12, 4), ROW, {"inp[8:12]": 4}, OUT),
     case("every_third", lambda: dense(lambda _, h: h[:, ::3], 12, 4), ROW, {"inp[0:10]": 4}, OUT),
     case("one_index", lambda: dense(lambda _, h: h[:, -1:] * h), ROW, {"inp": 11},
-         "1 fixed: an index or slice leaves one unit"),
+         "1 fixed: an index or slice separates one unit"),
     case("repeat", lambda: dense(lambda _, h: h.repeat(1, 2).flip(1), 6, 12), ROW, {"inp": 6}, OUT),
     case("interleave", lambda: dense(lambda _, h: h.repeat_interleave(2, -1), 6, 12), ROW,
          {"inp": 6}, OUT),
     case("interleave_by_tensor", lambda: dense(lambda net, h: h.repeat_interleave(net.times, -1),
          6, 9, times=torch.tensor([1, 2, 1, 2, 1, 2])), ROW, {},
-         "6 fixed: each is repeated as often as a tensor says"),
-    case("roll", lambda: dense(lambda _, h: h.roll(1, -1)), ROW, {}, "12 fixed: rolled"),
+         "6 fixed: a tensor holds the number of repeats"),
+    case("roll", lambda: dense(lambda _, h: h.roll(1, -1)), ROW, {}, "12 fixed: where a roll"),
     case("roll_and_turn_space", lambda: conv(lambda _, h: h.roll(1, 2).rot90(1, (2, 3))), IMAGE,
          {"inp": 8}, OUT),
     case("pixel_shuffle", lambda: conv(lambda net, h: net.layer(F.pixel_shuffle(h, 2)), 8, 6,
@@ -77,7 +77,7 @@ CASES = [
     case("index_select", lambda: along_time(lambda h: h.index_select(1, torch.tensor([3, 0]))),
          SEQUENCE, {"inp": 12}, OUT),
     case("bits", lambda: dense(lambda _, h: h * (h.view(torch.int32) > 0)), ROW, {},
-         "12 fixed: its bits are read as another type"),
+         "12 fixed: its bits are read as another dtype"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Norms: per channel they are carried; over channels they need all of them."""
+"""Norms per channel keep labels; norms over channels fix them."""
 
 import pytest
 from torch import nn

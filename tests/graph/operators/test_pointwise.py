@@ -1,4 +1,4 @@
-"""Index by index: units at the same place are one, and constants fix them."""
+"""Elementwise operators unite the labels at one index, and constants fix them."""
 
 from collections.abc import Callable
 
@@ -93,8 +93,8 @@ def test_contract(build, shape, groups, why) -> None:
         lambda y, p: y - y.mean(1, keepdim=True) * p,
     ],
 )
-def test_what_is_added_along_units_keeps_shut_ones(change: Callable[..., Tensor]) -> None:
-    """A map that is shut at its output is no zero after something else was added to it."""
+def test_adding_to_closed_units_keeps_them(change: Callable[..., Tensor]) -> None:
+    """A map that is closed at its output is nonzero after an addition."""
 
     class Added(nn.Module):
         def __init__(self) -> None:

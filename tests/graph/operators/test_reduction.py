@@ -1,4 +1,4 @@
-"""What reads a whole dimension fixes it, and carries the others."""
+"""Operators that read a whole dimension fix it and keep the labels of the others."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def over_time(reduce) -> Network:
 
 
 def down(h):
-    """Time goes."""
+    """Time is reduced."""
     mean = torch.add(*torch.var_mean(h, 1)) + h.logsumexp(1) + (h * h.softmax(-2)).sum(-2)
     return mean + h.max(1)[0] + h.median(1).values + F.cosine_similarity(h, h.exp(), dim=1)
 

@@ -6,7 +6,7 @@ def test_one_rule_may_have_several_operators() -> None:
     try:
 
         @rule("first_name", "second_name")
-        def known(scope, call):
+        def known(state, call):
             """Never called."""
 
         assert RULES["first_name"] is RULES["second_name"] is known
@@ -14,5 +14,5 @@ def test_one_rule_may_have_several_operators() -> None:
         del RULES["first_name"], RULES["second_name"]
 
 
-def test_what_is_linear_keeps_zero() -> None:
+def test_linear_operators_keep_zero() -> None:
     assert LINEAR < KEEPS_ZERO

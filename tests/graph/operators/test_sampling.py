@@ -1,4 +1,4 @@
-"""Pooling, resizing, padding: space is read, channels are carried."""
+"""Pooling, resizing and padding keep the labels of channels."""
 
 import pytest
 from torch import nn
@@ -26,7 +26,7 @@ CASES = [
     case("zero_padded_shortcut", lambda: conv(lambda net, h: F.pad(h, (0, 0, 0, 0, 1, 3)) +
          net.wide(h), 8, 12, wide=nn.Conv2d(8, 12, 1)), IMAGE, {"inp": 8, "wide[0:12]": 4}, OUT),
     case("cut_channels", lambda: conv(lambda _, h: F.pad(h, (0, 0, 0, 0, -1, 0)), 8, 7), IMAGE, {},
-         "8 fixed: padding cuts some off"),
+         "8 fixed: negative padding cuts some off"),
     case("window_over_channels", lambda: conv(lambda _, h: F.local_response_norm(h, 3)), IMAGE, {},
          "8 fixed: a window or a resize reads its neighbours"),
     case("no_rule", lambda: conv(lambda _, h: F.fold(F.unfold(h, 3), 8, 3)), IMAGE, {},

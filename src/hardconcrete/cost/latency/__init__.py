@@ -1,5 +1,5 @@
-"""Milliseconds by width: operators are timed, and gates look their times up."""
+"""Latency: operators are timed at many widths, and gates give the widths."""
 
-from hardconcrete.cost.latency.table import LatencyTable, measure_latency
+from hardconcrete.cost.latency.table import LatencyTable
 
-__all__ = ["LatencyTable", "measure_latency"]
+__all__ = ["LatencyTable"]

@@ -1,4 +1,4 @@
-"""Latency by gates: times of single operators, interpolated at the widths that are left."""
+"""Latency as a function of gates: times of single operators, interpolated between widths."""
 
 import copy
 import hashlib
@@ -12,32 +12,35 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hardconcrete.cost.example_inputs import Inputs, batch_size, resampled
+from hardconcrete.cost.example_inputs import batch_size, resampled
 from hardconcrete.cost.latency.clock import (
     FORWARD,
     MODULE_CALL,
     Grid,
+    block_edges,
     cache_file,
-    edges,
-    keep,
-    kept,
-    machine,
-    timed,
+    machine_name,
+    read_cache,
+    time_grids,
+    write_cache,
 )
 from hardconcrete.cost.latency.operations import Operation, operations
 from hardconcrete.cost.latency.timing import Call
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import LedgerWriter
 from hardconcrete.errors import ArgumentError
-from hardconcrete.graph.propagate import LabelledGraph
-from hardconcrete.units.group import Place
+from hardconcrete.graph.example_inputs import ExampleInputs
+from hardconcrete.units import Analysis
+from hardconcrete.units.axis import Place
 
-BELIEF = 0.75
-"""How far the forward is believed against the sum of its operators: 1 makes them equal. Both are
-estimates of what another network of these operators will take, and err in different ways."""
+FORWARD_EXPONENT = 0.75
+"""The exponent of (time of the forward / sum of the operators) in the scale of the table.
 
-ESTIMATOR = "4"
-"""Times in the cache are of one way to measure them."""
+With 1 the dense prediction is the time of the forward, with 0 the sum. Both are estimates for
+another network of these operators, with different errors."""
+
+ESTIMATOR_VERSION = "4"
+"""The version of the way to measure. Cached times of another version are not used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +48,9 @@ class Surface:
     """Piecewise bilinear functions of two sizes, one for each operator.
 
     Args:
-        rows: the two sizes, by their number in the ledger; -1 where there is none.
+        rows: the two axes of the ledger that give the sizes; -1 if there is none.
         knots: sizes at which the functions are known.
-        last: the place of the last knot of each.
+        last: the index of the last knot of each size.
         ms: milliseconds at pairs of knots.
     """
 
@@ -57,41 +60,41 @@ class Surface:
     ms: Tensor
 
     def __call__(self, sizes: Tensor) -> Tensor:
-        """Milliseconds of every operator."""
-        own = torch.cat([sizes, sizes.new_ones(1)])[self.rows]
-        above = torch.searchsorted(self.knots, own.detach()[..., None].contiguous())[..., 0]
+        """Milliseconds of each operator, for the sizes of all axes."""
+        points = torch.cat([sizes, sizes.new_ones(1)])[self.rows]
+        above = torch.searchsorted(self.knots, points.detach()[..., None].contiguous())[..., 0]
         above = torch.minimum(above.clamp(min=1), self.last)
         low, high = (self.knots.gather(2, at[..., None])[..., 0] for at in (above - 1, above))
-        a, b = ((own - low) / (high - low)).unbind(1)
+        a, b = ((points - low) / (high - low)).unbind(1)
         i, j = above.unbind(1)
         each = torch.arange(len(i), device=i.device)
         below = (1 - b) * self.ms[each, i - 1, j - 1] + b * self.ms[each, i - 1, j]
         return (1 - a) * below + a * ((1 - b) * self.ms[each, i, j - 1] + b * self.ms[each, i, j])
 
     def to(self, device: torch.device) -> "Surface":
-        """The same on another device."""
+        """The same functions on another device."""
         return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True, eq=False)
 class LatencyTable:
-    """Milliseconds of one forward, given which gates are open; ``gated.measure_latency`` makes it.
+    """Milliseconds of one forward as a function of gates. ``gated.measure_latency`` makes it.
 
-    Every operator of the forward was timed over a grid of widths, by itself, in evaluation mode;
-    their sum is scaled: with all gates open it lies between itself and what the forward took.
-    Kernels work in blocks of channels, so latency falls in steps: ``delivered`` knows them;
-    ``expected`` goes straight from the end of one block to the next, never down, to have a
-    gradient.
+    Each operator of the forward was timed over a grid of widths, in evaluation mode. The prediction
+    is their sum, scaled so that with all gates open it lies between the sum and the time of the
+    forward. Kernels process blocks of channels, so latency falls in steps. ``delivered`` has these
+    steps. ``expected`` is linear between the ends of blocks and never falls as a layer gets wider,
+    so that its gradient is useful.
 
     Args:
         ledger: gives the sizes of all axes.
         fine: times with the steps.
-        smooth: times without.
-        selects: for operators that only run where a layer reads less than arrives.
-        overhead: milliseconds that the calls of modules take besides.
+        smooth: times without the steps.
+        selects: which operators select inputs; they run only if a layer reads less than arrives.
+        overhead: milliseconds of the module calls.
         scale: the factor on the sum.
-        batch: the number of examples.
-        device: what it was measured on, in words.
+        batch: the batch size.
+        device: the device, and what else times depend on.
         untimed: operators that did not run on invented numbers; their times are missing.
 
     Example:
@@ -117,11 +120,11 @@ class LatencyTable:
     untimed: tuple[str, ...] = ()
 
     def expected(self, probability: Tensor) -> Tensor:
-        """Milliseconds at the expected widths, for gates that are open with these."""
+        """Milliseconds at the expected widths, for these probabilities of open gates."""
         return self._total(self.smooth, self.ledger.sizes(probability))
 
     def delivered(self, is_open: Tensor) -> Tensor:
-        """Milliseconds of what compaction leaves when these gates are open."""
+        """Milliseconds after compaction, if these gates are open."""
         return self._total(self.fine, self.ledger.sizes(is_open))
 
     @property
@@ -136,53 +139,55 @@ class LatencyTable:
         return self.scale * (torch.where(idle, 0.0, ms).sum() + self.overhead)
 
     def to(self, device: torch.device) -> "LatencyTable":
-        """The numbers on another device; they are about the old one."""
+        """Move the table to another device. Its times remain those of the old device."""
         moved = {
             name: getattr(self, name).to(device) for name in ("ledger", "fine", "smooth", "selects")
         }
         return replace(self, **moved)
 
     def __str__(self) -> str:
-        words = f"{len(self.selects)} operators at batch {self.batch} on {self.device}"
-        lacks = f"; without {', '.join(self.untimed)}" if self.untimed else ""
-        return f"{words}: {self.dense:.3g} ms with all gates open{lacks}"
+        text = f"{len(self.selects)} operators at batch {self.batch} on {self.device}"
+        missing = f"; without {', '.join(self.untimed)}" if self.untimed else ""
+        return f"{text}: {self.dense:.3g} ms with all gates open{missing}"
 
 
-def measure_latency(
+def time_operations(
     model: nn.Module,
-    example: Inputs,
+    example: ExampleInputs,
     gates: Mapping[Place, Tensor],
     *,
-    found: LabelledGraph | None = None,
+    analysis: Analysis | None = None,
     batch: int | None = None,
     repeats: int | None = None,
     fresh: bool = False,
 ) -> LatencyTable:
-    """Time every operator of a model over a grid of widths, as far as that was not done before.
+    """Time each operator of a model over a grid of widths, or read its times from the cache.
 
     Args:
-        model: without gates; it is traced, not changed.
+        model: the model without gates; it is not changed.
         example: positional and keyword inputs.
-        gates: for the axes that are gated, the number of the gate of every index, or -1.
-        found: what a walk over the model found, for this example, if it is known.
-        batch: the number of examples, as many as in the example unless given.
-        repeats: timed calls of each operator at each point of its grid; without it three passes of
-            five calls and three seconds at least, of which the least counts.
-        fresh: measure again what is in the cache.
+        gates: for each gated axis the number of the gate of each index, or -1.
+        analysis: the analysis of the model for this example, if you have it.
+        batch: the batch size; by default that of the example.
+        repeats: timed calls of each operator at each grid point. By default three passes of at
+            least five calls and three seconds, of which the fastest counts.
+        fresh: measure again even if the cache has the times.
     """
     size = batch_size(example)
     batch = size if batch is None else batch
     if batch < 1 or (repeats is not None and repeats < 2):
         raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
-    known = found if batch == size > 1 else None
-    writer = LedgerWriter(model, resampled(example, size, max(batch, 2)), gates, known)
+    same_batch = analysis if batch == size > 1 else None
+    writer = LedgerWriter(model, resampled(example, size, max(batch, 2)), gates, same_batch)
     timed = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device
-    forward = _forward(copy.deepcopy(model).eval(), resampled(example, size, batch))
+    forward = _forward_call(copy.deepcopy(model).eval(), resampled(example, size, batch))
     grids = _grids(timed, forward, device, repeats, fresh)
     ledger = writer.ledger()
-    calls = {key for node in writer.walk.values for key in node.meta.get("nn_module_stack") or {}}
-    parts = [part for one in timed for part in _parted(one, grids[one.name])]
+    calls = {
+        key for node in writer.labelled.values for key in node.meta.get("nn_module_stack") or {}
+    }
+    parts = [part for operation in timed for part in _timed_parts(operation, grids[operation.name])]
     table = LatencyTable(
         ledger=ledger,
         fine=_surface(parts, smooth=False),
@@ -191,77 +196,87 @@ def measure_latency(
         overhead=len(calls) * grids[MODULE_CALL].ms[0],
         scale=1.0,
         batch=batch,
-        device=machine(device),
-        untimed=tuple(dict.fromkeys(str(one.target) for one in timed if not grids[one.name].ms)),
+        device=machine_name(device),
+        untimed=tuple(
+            dict.fromkeys(
+                str(operation.target) for operation in timed if not grids[operation.name].ms
+            )
+        ),
     )
-    return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** BELIEF)
+    return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** FORWARD_EXPONENT)
 
 
-def _forward(model: nn.Module, given: Inputs) -> Call:
-    """A call with other numbers: of a few examples repeated, processors guess the maxima."""
-    random = torch.Generator().manual_seed(0)
+def _forward_call(model: nn.Module, inputs: ExampleInputs) -> Call:
+    """A call of the model with random inputs.
+
+    With repeated examples, branch prediction would make operators such as max pooling faster.
+    """
+    generator = torch.Generator().manual_seed(0)
 
     def varied(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
         spread = tensor.std(correction=0).nan_to_num()
-        noise = torch.randn(tensor.shape, generator=random).to(tensor)
+        noise = torch.randn(tensor.shape, generator=generator).to(tensor)
         return tensor.mean() + noise * torch.where(spread > 0, spread, 1.0)
 
-    args, kwargs = tree_map_only(Tensor, varied, given)
+    args, kwargs = tree_map_only(Tensor, varied, inputs)
     try:
         with torch.no_grad():
             model(*args, **kwargs)
-    except (RuntimeError, IndexError, ValueError):  # not any number will do
-        args, kwargs = given
+    except (RuntimeError, IndexError, ValueError):  # the model does not accept all numbers
+        args, kwargs = inputs
     return partial(model, *args, **kwargs)
 
 
 def _grids(
-    found: Sequence[Operation],
+    timed: Sequence[Operation],
     forward: Call,
     device: torch.device,
     repeats: int | None,
     fresh: bool,
 ) -> dict[str, Grid]:
-    """From the cache, where such a forward was timed before; else from the clock."""
-    words = "\n".join([ESTIMATOR, str(repeats), *(one.name for one in found)])
-    name = hashlib.sha256(words.encode()).hexdigest()
+    """Read the grids from the cache if this forward was timed before; else time them."""
+    key = "\n".join([ESTIMATOR_VERSION, str(repeats), *(operation.name for operation in timed)])
+    name = hashlib.sha256(key.encode()).hexdigest()
     file = cache_file(device)
-    known = kept(file)
+    known = read_cache(file)
     if fresh or name not in known:
-        known[name] = timed(found, forward, device, repeats)
-        keep(file, kept(file) | {name: known[name]})
+        known[name] = time_grids(timed, forward, device, repeats)
+        write_cache(file, read_cache(file) | {name: known[name]})
     return known[name]
 
 
-Part = tuple[tuple[int, ...], Grid, bool]
-"""Rows, times at them, and whether it is about a selection."""
+TimedPart = tuple[tuple[int, ...], Grid, bool]
+"""Axes of the ledger, times by their sizes, and whether the operator is a selection."""
 
 
-def _parted(one: Operation, grid: Grid) -> list[Part]:
-    """An operator with more than two widths counts in parts, each linear in one of them."""
-    rows = tuple(width.row for width in one.widths)
+def _timed_parts(operation: Operation, grid: Grid) -> list[TimedPart]:
+    """The parts that an operator counts in: one, or one per width if it has more than two.
+
+    Each of these several parts is linear in its width.
+    """
+    rows = tuple(width.row for width in operation.widths)
     if not grid.ms:
         return []
     if grid.knots or len(rows) <= 2:
-        return [(rows if grid.knots else (), grid, one.selects)]
-    whole = sum(width.dense for width in one.widths)
-    parts: list[Part] = []
-    for width in one.widths:
-        ms = grid.ms[0] / whole
+        return [(rows if grid.knots else (), grid, operation.selects)]
+    total = sum(width.dense for width in operation.widths)
+    parts: list[TimedPart] = []
+    for width in operation.widths:
+        ms = grid.ms[0] / total
         parts.append(((width.row,), Grid(((1, width.dense),), (ms, ms * width.dense)), False))
     return parts
 
 
-def _surface(parts: Sequence[Part], *, smooth: bool) -> Surface:
-    tables = [_table(grid, smooth) for _, grid, _ in parts]
+def _surface(parts: Sequence[TimedPart], *, smooth: bool) -> Surface:
+    tables = [_knot_table(grid, smooth) for _, grid, _ in parts]
     size = max((len(line) for lines, _ in tables for line in lines), default=2)
     knots = torch.empty(len(parts), 2, size, dtype=torch.float64)
     ms = torch.zeros(len(parts), size, size, dtype=torch.float64)
     for k, (lines, values) in enumerate(tables):
         for side, line in enumerate(lines):
-            more = range(line[-1] + 1, line[-1] + 1 + size - len(line))  # never looked at
+            more = range(line[-1] + 1, line[-1] + 1 + size - len(line))  # padding, never read
             knots[k, side] = torch.tensor([*line, *more], dtype=torch.float64)
         ms[k, : len(lines[0]), : len(lines[1])] = values
     last = [[len(line) - 1 for line in lines] for lines, _ in tables]
@@ -269,10 +284,10 @@ def _surface(parts: Sequence[Part], *, smooth: bool) -> Surface:
     return Surface(torch.tensor(rows), knots, torch.tensor(last), ms)
 
 
-def _table(grid: Grid, smooth: bool) -> tuple[list[Any], Tensor]:
-    """Two lines of knots and the times at their pairs; constant along a width that is missing."""
+def _knot_table(grid: Grid, smooth: bool) -> tuple[list[Any], Tensor]:
+    """The knots of two widths and the times at their pairs; constant along a missing width."""
     times = dict(zip(product(*grid.knots), grid.ms, strict=True))
-    lines = [[n for n in line if not smooth or n in edges(line[-1])] for line in grid.knots]
+    lines = [[n for n in line if not smooth or n in block_edges(line[-1])] for line in grid.knots]
     values = torch.tensor([times[at] for at in product(*lines)], dtype=torch.float64)
     values = values.reshape([*map(len, lines), 1, 1][:2])
     if smooth:  # a wider layer that is faster would push gates open

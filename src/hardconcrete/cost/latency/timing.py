@@ -1,4 +1,4 @@
-"""The clock: calls made in turn, so that what slows a machine down slows all of them."""
+"""Time calls in turn, so that a slow phase of the machine affects all of them."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -9,8 +9,8 @@ import torch
 
 Call = Callable[[], object]
 
-WARMUP = 5
-"""Calls of each kind before the clock runs."""
+WARMUP_CALLS = 5
+"""Untimed calls of each function before the timed ones."""
 
 
 def interleaved(
@@ -19,19 +19,19 @@ def interleaved(
     wait: Callable[[], object] = lambda: None,
     seconds: float = 0.0,
 ) -> list[list[float]]:
-    """Milliseconds of the calls, made in turn, and in the opposite order every other round.
+    """Time each function in turn, in reverse order every other round; return milliseconds.
 
     Args:
-        calls: what is timed.
-        repeats: timed calls of each.
-        wait: called before the clock is read.
-        seconds: more calls are timed until so much time has passed.
+        calls: the functions to time.
+        repeats: the least number of timed calls of each.
+        wait: called before the clock is read, to wait for the device.
+        seconds: continue with more calls until this time has passed.
 
     Example:
         >>> [len(times) for times in interleaved([lambda: 1, lambda: 2], repeats=3)]
         [3, 3]
     """
-    for call in chain.from_iterable([calls] * WARMUP):
+    for call in chain.from_iterable([calls] * WARMUP_CALLS):
         call()
     times: list[list[float]] = [[] for _ in calls]
     end = perf_counter() + seconds
@@ -39,7 +39,7 @@ def interleaved(
         if repeat >= repeats and perf_counter() >= end:
             break
         for index in range(len(calls))[:: -1 if repeat % 2 else 1]:
-            wait()  # for what the device still has to do
+            wait()
             start = perf_counter()
             calls[index]()
             wait()
@@ -47,18 +47,18 @@ def interleaved(
     return times
 
 
-def undisturbed(times: Sequence[float]) -> float:
-    """What a call takes when left alone: a fifth of them are faster, for others only add time.
+def first_quintile(times: Sequence[float]) -> float:
+    """The first quintile. Unlike the mean it is hardly affected by other processes.
 
     Example:
-        >>> undisturbed([1.1, 9.0, 1.0, 1.2, 2.5, 1.3])
+        >>> first_quintile([1.1, 9.0, 1.0, 1.2, 2.5, 1.3])
         1.1
     """
     return sorted(times)[(len(times) - 1) // 5]
 
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """Median, first and third quartile, the median first: the least is the fastest.
+    """Median, first and third quartile, in this order, so that ``min`` compares medians.
 
     Example:
         >>> quartiles([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -69,7 +69,7 @@ def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Let every device finish what it was told to do."""
+    """Wait until every device has finished its work."""
     for device in devices:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)

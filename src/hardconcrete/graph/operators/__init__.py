@@ -1,4 +1,4 @@
-"""Rules: how the dimensions of an operator's results come from those of its arguments."""
+"""Rules: how labels pass from the arguments of an operator to its results."""
 
 from hardconcrete.graph.operators import (
     attention,

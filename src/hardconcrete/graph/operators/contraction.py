@@ -1,4 +1,4 @@
-"""Sums over units: dense layers, matrix products and einsum, all as letters of one equation."""
+"""Dense layers, matrix products and einsum, each written as an einsum."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,36 +6,40 @@ from math import prod
 from string import ascii_letters, ascii_lowercase, ascii_uppercase
 
 from hardconcrete.graph.operators.registry import rule
-from hardconcrete.graph.scope import Call, Contraction, Scope
+from hardconcrete.graph.propagation_state import ContractionRecord, OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
 Operand = tuple[Value, str]
-EMBEDDED = "embedding dimension"
+"""A tensor and its letters in the einsum."""
+
+EMBEDDING_KIND = "embedding dimension"
 ATTENTION = "activations are multiplied with activations, as in attention"
 
 
-def contract(scope: Scope, operands: Sequence[Operand], output: str, kind: str = "neuron") -> Value:
-    """What an einsum does to labels.
+def contract(
+    state: PropagationState, operands: Sequence[Operand], output: str, kind: str = "neuron"
+) -> Value:
+    """Propagate labels through an einsum.
 
-    In the space of all letters it is a product index by index, then a sum over the letters that
-    are not in the output. Units along a summed letter can go if a parameter carries it: there the
-    gate sits.
+    An einsum is an elementwise product in the space of all letters, and then a sum over the
+    letters that are not in the output. Units along a summed letter can be removed if a parameter
+    has that letter: the gate sits on that parameter.
     """
     letters = "".join(dict.fromkeys("".join(subscripts for _, subscripts in operands)))
-    placed = [
-        value.placed([letters.index(letter) for letter in subscripts], len(letters))
+    aligned = [
+        value.at_dims([letters.index(letter) for letter in subscripts], len(letters))
         for value, subscripts in operands
     ]
-    sizes = [max(value.shape[dim] for value in placed) for dim in range(len(letters))]
-    if sum(not value.weight for value in placed) > 1:
-        for value in placed:
-            scope.fix(value, ATTENTION)
-    merged = scope.merged(placed, sizes)
+    sizes = [max(value.shape[dim] for value in aligned) for dim in range(len(letters))]
+    if sum(not value.from_parameters for value in aligned) > 1:
+        for value in aligned:
+            state.fix(value, ATTENTION)
+    merged = state.merged(aligned, sizes)
     summed = {dim for dim, letter in enumerate(letters) if letter not in output}
     order = [letters.index(letter) for letter in output]
     result = [
         replace(
-            _image(placed, part),
+            _result_component(aligned, part),
             labels=part.labels.permute([*order, *sorted(summed)]).reshape(
                 [part.labels.shape[dim] for dim in order]
             ),
@@ -43,29 +47,29 @@ def contract(scope: Scope, operands: Sequence[Operand], output: str, kind: str =
         for part in merged
         if not summed & set(part.dims)
     ]
-    reads = [part for each in merged for part in _reader(scope, placed, each, summed)]
-    makes = [part for part in _from_parameters(placed) if not summed & set(part.dims)]
-    weight = all(value.weight for value in placed)
-    summed_before = {
+    reads = [part for each in merged for part in _reading_parameter(state, aligned, each, summed)]
+    makes = [part for part in _parameter_components(aligned) if not summed & set(part.dims)]
+    from_parameters = all(value.from_parameters for value in aligned)
+    summed_alone = {
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
-    macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_before)
-    note(scope, kind, macs, merged, reads, [] if weight else makes)
-    return Value(tuple(sizes[dim] for dim in order), tuple(result), weight)
+    macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
+    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes)
+    return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
 
 
-def note(
-    scope: Scope,
+def record_contraction(
+    state: PropagationState,
     kind: str,
     macs: int,
     parts: Sequence[Component],
     reads: Sequence[Component],
     makes: Sequence[Component],
 ) -> None:
-    """Write down who reads whom, and what it costs."""
-    scope.contractions.append(
-        Contraction(
-            scope.call.module if scope.call else "",
+    """Record which units the current operator reads and makes, and its multiply-adds."""
+    state.contractions.append(
+        ContractionRecord(
+            state.call.module if state.call else "",
             kind,
             macs,
             tuple(part.labels for part in parts),
@@ -75,90 +79,92 @@ def note(
     )
 
 
-def _reader(
-    scope: Scope, placed: Sequence[Value], part: Component, summed: set[int]
+def _reading_parameter(
+    state: PropagationState, aligned: Sequence[Value], part: Component, summed: set[int]
 ) -> list[Component]:
-    """The parameter that reads the units along a summed letter."""
+    """The parameter that reads the units along a summed letter; fix them if there is none."""
     dims = summed & set(part.dims)
     if not dims:
         return []
-    readers = [p for p in _from_parameters(placed) if dims & set(p.dims) and p.faithful]
+    readers = [
+        p for p in _parameter_components(aligned) if dims & set(p.dims) and p.zero_with_parameter
+    ]
     if not readers:
-        scope.labels.fix(part.labels, scope.reason("no parameter reads it, only other tensors"))
+        state.labels.fix(part.labels, state.reason("no parameter reads it, only other tensors"))
     return readers[-1:]
 
 
-def _image(placed: Sequence[Value], part: Component) -> Component:
-    """A product of parameters is zero where one is; one with an activation stands for none."""
-    own = [p for p in _from_parameters(placed) if set(p.dims) & set(part.dims)]
-    alone = all(value.weight for value in placed) and len({p.axis for p in own}) == 1
-    return replace(own[0], labels=part.labels) if alone else Component(part.labels)
+def _result_component(aligned: Sequence[Value], part: Component) -> Component:
+    """A component of the result, with a parameter axis if only one parameter varies along it."""
+    sources = [p for p in _parameter_components(aligned) if set(p.dims) & set(part.dims)]
+    single = all(value.from_parameters for value in aligned) and len({p.axis for p in sources}) == 1
+    return replace(sources[0], labels=part.labels) if single else Component(part.labels)
 
 
-def _from_parameters(placed: Sequence[Value]) -> list[Component]:
-    """The components that are images of parameters."""
+def _parameter_components(aligned: Sequence[Value]) -> list[Component]:
+    """The components whose labels come from a parameter."""
     return [
         part
-        for value in placed
-        if value.weight
+        for value in aligned
+        if value.from_parameters
         for part in value.components
         if part.axis is not None
     ]
 
 
-def with_bias(scope: Scope, value: Value, bias: Value | None, dim: int = -1) -> Value:
-    """A bias at a dimension is added."""
+def with_bias(state: PropagationState, value: Value, bias: Value | None, dim: int = -1) -> Value:
+    """Add a bias along a dimension."""
     if bias is None:
         return value
     rank = len(value.shape)
-    return _added(scope, value, bias.placed([dim % rank], rank))
+    return _sum_with(state, value, bias.at_dims([dim % rank], rank))
 
 
-def _added(scope: Scope, product: Value, other: Value) -> Value:
-    """A product with something added: it is not zero where its factors are."""
-    parts = scope.merged([product, other.aligned(len(product.shape))], product.shape)
-    unfaithful = tuple(replace(part, faithful=False) for part in parts)
-    return Value(product.shape, unfaithful, product.weight and other.weight)
+def _sum_with(state: PropagationState, product: Value, other: Value) -> Value:
+    """A product plus another tensor, so it can be nonzero where a factor is zero."""
+    parts = state.merged([product, other.with_rank(len(product.shape))], product.shape)
+    nonzero = tuple(replace(part, zero_with_parameter=False) for part in parts)
+    return Value(product.shape, nonzero, product.from_parameters and other.from_parameters)
 
 
 @rule("linear")
-def linear(scope: Scope, call: Call) -> Value:
-    """Y = x W^T + b."""
+def linear(state: PropagationState, call: OperatorCall) -> Value:
+    """A product x W^T, plus a bias."""
     value, weight = call["input"], call["weight"]
     free = ascii_letters[: len(value.shape) - 1]
     output = f"{free}Y" if len(weight.shape) == 2 else free
     product = contract(
-        scope, [(value, f"{free}Z"), (weight, "YZ" if len(weight.shape) == 2 else "Z")], output
+        state, [(value, f"{free}Z"), (weight, "YZ" if len(weight.shape) == 2 else "Z")], output
     )
-    return with_bias(scope, product, call["bias"])
+    return with_bias(state, product, call["bias"])
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot")
-def matmul(scope: Scope, call: Call) -> Value:
-    """A @ b, of any ranks."""
+def matmul(state: PropagationState, call: OperatorCall) -> Value:
+    """A product a @ b, of any ranks."""
     first, second = call.values
-    return _matmul(scope, first, second)
+    return _matmul(state, first, second)
 
 
-def _matmul(scope: Scope, first: Value, second: Value) -> Value:
+def _matmul(state: PropagationState, first: Value, second: Value) -> Value:
     left, right = len(first.shape), len(second.shape)
     batch = ascii_letters[: max(left, right, 2) - 2]
     a = "Z" if left == 1 else f"{batch[len(batch) - left + 2 :]}XZ"
     b = "Z" if right == 1 else f"{batch[len(batch) - right + 2 :]}ZY"
     output = batch + ("X" if left > 1 else "") + ("Y" if right > 1 else "")
-    return contract(scope, [(first, a), (second, b)], output)
+    return contract(state, [(first, a), (second, b)], output)
 
 
 @rule("addmm", "baddbmm")
-def addmm(scope: Scope, call: Call) -> Value:
-    """Self + a @ b."""
+def addmm(state: PropagationState, call: OperatorCall) -> Value:
+    """A product a @ b, added to a tensor."""
     added, first, second = call.values
-    return _added(scope, _matmul(scope, first, second), added)
+    return _sum_with(state, _matmul(state, first, second), added)
 
 
 @rule("tensordot")
-def tensordot(scope: Scope, call: Call) -> Value:
-    """A sum over pairs of dimensions, which share a letter."""
+def tensordot(state: PropagationState, call: OperatorCall) -> Value:
+    """A sum over pairs of dimensions; the two of a pair share a letter."""
     first, second = call["self"], call["other"]
     left, right = (
         list(ascii_lowercase[: len(first.shape)]),
@@ -167,12 +173,12 @@ def tensordot(scope: Scope, call: Call) -> Value:
     for a, b in zip(call["dims_self"], call["dims_other"], strict=True):
         right[b] = left[a]
     output = "".join(letter for letter in left + right if (left + right).count(letter) == 1)
-    return contract(scope, [(first, "".join(left)), (second, "".join(right))], output)
+    return contract(state, [(first, "".join(left)), (second, "".join(right))], output)
 
 
 @rule("einsum")
-def einsum(scope: Scope, call: Call) -> Value:
-    """An equation with letters; ellipses become letters."""
+def einsum(state: PropagationState, call: OperatorCall) -> Value:
+    """An einsum equation. Ellipses are replaced by letters."""
     inputs, arrow, output = call["equation"].replace(" ", "").partition("->")
     values, subscripts = call["tensors"], inputs.split(",")
     unused = [letter for letter in ascii_letters if letter not in inputs]
@@ -180,17 +186,17 @@ def einsum(scope: Scope, call: Call) -> Value:
         len(value.shape) - len(text.replace("...", ""))
         for value, text in zip(values, subscripts, strict=True)
     )
-    dots = "".join(unused[:extra])
+    ellipsis = "".join(unused[:extra])
     operands = []
     for value, text in zip(values, subscripts, strict=True):
         missing = len(value.shape) - len(text.replace("...", ""))
-        operands.append((value, text.replace("...", dots[extra - missing :])))
+        operands.append((value, text.replace("...", ellipsis[extra - missing :])))
     if not arrow:
         once = sorted(letter for letter in set(inputs) if inputs.count(letter) == 1)
         output = "..." + "".join(letter for letter in once if letter.isalpha())
-    output = output.replace("...", dots)
+    output = output.replace("...", ellipsis)
     if any(len(set(text)) != len(text) for _, text in operands):
         for value in values:
-            scope.fix(value, "a letter of the equation stands twice in one operand")
+            state.fix(value, "one operand of the equation has a letter twice")
         return Value(call.shape)
-    return contract(scope, operands, output)
+    return contract(state, operands, output)

@@ -1,50 +1,50 @@
-"""Tensors made of nothing: constants, whose indices are as free as those of a parameter."""
+"""Operators that create tensors. Indices of constants can be removed like those of a parameter."""
 
 from math import prod
 
 from hardconcrete.graph.operators.registry import rule
-from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
 
 @rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty")
-def constant(scope: Scope, call: Call) -> Value:
-    """Fresh labels along every dimension: it can be made smaller."""
+def constant(state: PropagationState, call: OperatorCall) -> Value:
+    """New labels along every dimension but the first: a smaller constant can replace it."""
     if not call.shape or prod(call.shape) <= 1:
         return Value(call.shape, (), True)
     parts = []
     rank = len(call.shape)
     for dim, size in enumerate(call.shape):
         if size > 1 and dim > 0:
-            labels = scope.labels.fresh(size)
+            labels = state.labels.fresh(size)
             if call.operator not in ("zeros", "new_zeros"):
-                scope.labels.disturb(labels)
+                state.labels.mark_zero_lost(labels)
             parts.append(Component(labels.reshape([-1 if d == dim else 1 for d in range(rank)])))
     return Value(call.shape, tuple(parts))
 
 
 @rule("zeros_like", "ones_like", "full_like", "empty_like")
-def like(scope: Scope, call: Call) -> Value:
-    """As large as its model, and shrinking with it."""
+def like(state: PropagationState, call: OperatorCall) -> Value:
+    """A constant with the labels of the tensor whose shape it takes."""
     value: Value = call["self"]
     if call.operator != "zeros_like":
         for part in value.components:
-            scope.labels.disturb(part.labels)
+            state.labels.mark_zero_lost(part.labels)
     return Value(call.shape, tuple(Component(part.labels) for part in value.components))
 
 
 @rule("rand_like", "randn_like", "randint_like", "bernoulli")
-def drawn(scope: Scope, call: Call) -> Value:
-    """Fewer random numbers are other ones: the small model would not compute the same."""
+def random_like(state: PropagationState, call: OperatorCall) -> Value:
+    """Random numbers. A smaller model would draw other numbers, so the units are fixed."""
     for value in call.values:
-        scope.fix(value, "a random number is drawn for each of them")
+        state.fix(value, "a random number is drawn for each of them")
     return Value(call.shape)
 
 
 @rule("arange", "scalar_tensor", "rand", "randn", "randint", "randperm", "linspace", "eye",
       "multinomial", "one_hot", "nonzero", "triu", "tril")  # fmt: skip
-def rigid(scope: Scope, call: Call) -> Value:
-    """Tensors whose sizes mean something."""
+def fixed_size(state: PropagationState, call: OperatorCall) -> Value:
+    """Tensors whose values depend on their sizes."""
     for value in call.values:
-        scope.fix(value, "this operator needs their number")
+        state.fix(value, "this operator depends on how many there are")
     return Value(call.shape)

@@ -1,54 +1,57 @@
-"""Operators that put tensors beside one another."""
+"""Concatenation, stacking, embeddings and gated linear units."""
 
 import torch
 
-from hardconcrete.graph.operators.contraction import EMBEDDED, note
+from hardconcrete.graph.operators.contraction import EMBEDDING_KIND, record_contraction
 from hardconcrete.graph.operators.registry import rule
-from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
 
 @rule("cat", "concat", "concatenate")
-def cat(scope: Scope, call: Call) -> Value:
-    """Labels are joined along the dimension and united elsewhere."""
-    return _joined(scope, call, call["dim"] % len(call.shape))
+def cat(state: PropagationState, call: OperatorCall) -> Value:
+    """Concatenate the labels along the dimension, and unite them along the others."""
+    return _concatenated(state, call, call["dim"] % len(call.shape))
 
 
 @rule("hstack")
-def hstack(scope: Scope, call: Call) -> Value:
-    """Columns beside columns, or vectors one after the other."""
-    return _joined(scope, call, min(1, len(call.shape) - 1))
+def hstack(state: PropagationState, call: OperatorCall) -> Value:
+    """A cat along dimension 1, or 0 for vectors."""
+    return _concatenated(state, call, min(1, len(call.shape) - 1))
 
 
-def _joined(scope: Scope, call: Call, dim: int) -> Value:
+def _concatenated(state: PropagationState, call: OperatorCall, dim: int) -> Value:
     values: list[Value] = [value for value in call.values if value.shape != (0,)]
-    joined = _along(scope, values, dim)
+    along = _components_along(state, values, dim)
     others = []
     for value in values:
-        apart = [part for part in value.components if dim not in part.dims]
+        across = [part for part in value.components if dim not in part.dims]
         sizes = [1 if d == dim else size for d, size in enumerate(value.shape)]
-        others.append(Value(tuple(sizes), tuple(apart)))
+        others.append(Value(tuple(sizes), tuple(across)))
     shape = [1 if d == dim else size for d, size in enumerate(call.shape)]
-    parts = [*joined, *scope.merged(others, shape)]
-    weight = all(value.weight for value in values)
-    found = Value(call.shape, tuple(Component(part.labels) for part in parts), weight)
-    return scope.settled(found)
+    parts = [*along, *state.merged(others, shape)]
+    from_parameters = all(value.from_parameters for value in values)
+    return state.simplified(
+        Value(call.shape, tuple(Component(part.labels) for part in parts), from_parameters)
+    )
 
 
-def _along(scope: Scope, values: list[Value], dim: int) -> list[Component]:
-    """One component over the joined dimension; a piece without one is fixed."""
-    if not any(value.along(dim) for value in values):
+def _components_along(state: PropagationState, values: list[Value], dim: int) -> list[Component]:
+    """One component over the concatenated dimension. A tensor without labels there is fixed."""
+    if not any(value.components_along(dim) for value in values):
         return []
     pieces = []
     for value in values:
-        own = value.along(dim)
-        labels = own[0].labels if own else None
-        for other in own[1:]:
-            scope.labels.unite(own[0].labels, other.labels)
+        parts = value.components_along(dim)
+        labels = parts[0].labels if parts else None
+        for other in parts[1:]:
+            state.labels.unite(parts[0].labels, other.labels)
         if labels is None:
-            labels = scope.labels.fresh(value.shape[dim])
+            labels = state.labels.fresh(value.shape[dim])
             labels = labels.reshape([-1 if d == dim else 1 for d in range(len(value.shape))])
-            scope.labels.fix(labels, scope.reason("it is joined with units that cannot be removed"))
+            state.labels.fix(
+                labels, state.reason("it lies in a concatenated tensor that cannot shrink")
+            )
         pieces.append(labels)
     rank = len(values[0].shape)
     full = [max(piece.shape[d] for piece in pieces) for d in range(rank)]
@@ -60,35 +63,35 @@ def _along(scope: Scope, values: list[Value], dim: int) -> list[Component]:
 
 
 @rule("stack")
-def stack(scope: Scope, call: Call) -> Value:
-    """A new dimension, along which nothing can be removed: the rest is united."""
+def stack(state: PropagationState, call: OperatorCall) -> Value:
+    """Unite the labels of all tensors. Nothing can be removed along the new dimension."""
     values = call.values
     rank = len(call.shape)
     dim = call["dim"] % rank
     dims = [d for d in range(rank) if d != dim]
-    placed = [value.placed(dims, rank) for value in values]
+    placed = [value.at_dims(dims, rank) for value in values]
     shape = [1 if d == dim else size for d, size in enumerate(call.shape)]
-    parts = [Component(part.labels) for part in scope.merged(placed, shape)]
-    return Value(call.shape, tuple(parts), all(value.weight for value in values))
+    parts = [Component(part.labels) for part in state.merged(placed, shape)]
+    return Value(call.shape, tuple(parts), all(value.from_parameters for value in values))
 
 
 @rule("embedding", "embedding_bag")
-def embedding(scope: Scope, call: Call) -> Value:
-    """Rows chosen by data are fixed; the width is made here."""
+def embedding(state: PropagationState, call: OperatorCall) -> Value:
+    """Rows are fixed, since data index them. The embedding dimension is made here."""
     weight: Value = call["weight"]
-    weight = scope.rigid(weight, [0], "the data choose among them")
+    weight = state.keep_whole(weight, [0], "the data index them")
     rank = len(call.shape)
-    made = [part for part in weight.along(1) if part.axis]
-    note(scope, EMBEDDED, 0, weight.along(1), [], made)
+    made = [part for part in weight.components_along(1) if part.axis]
+    record_contraction(state, EMBEDDING_KIND, 0, weight.components_along(1), [], made)
     placed = Value((weight.shape[1],), tuple(
-        Component(part.labels.reshape(-1)) for part in weight.along(1)
-    )).placed([rank - 1], rank)  # fmt: skip
+        Component(part.labels.reshape(-1)) for part in weight.components_along(1)
+    )).at_dims([rank - 1], rank)  # fmt: skip
     return Value(call.shape, placed.components)
 
 
 @rule("glu")
-def glu(scope: Scope, call: Call) -> Value:
-    """The first half times the sigmoid of the second."""
+def glu(state: PropagationState, call: OperatorCall) -> Value:
+    """The first half times the sigmoid of the second: unite the halves."""
     value: Value = call["self"]
     dim = call["dim"] % len(value.shape)
     half = value.shape[dim] // 2
@@ -96,7 +99,7 @@ def glu(scope: Scope, call: Call) -> Value:
     for part in value.components:
         if dim in part.dims:
             first, second = part.labels.split(half, dim)
-            scope.labels.unite(first, second)
+            state.labels.unite(first, second)
             part = Component(first)
         parts.append(Component(part.labels))
-    return scope.settled(Value(call.shape, tuple(parts)))
+    return state.simplified(Value(call.shape, tuple(parts)))

@@ -1,4 +1,4 @@
-"""Operators that only move data: run them on the labels themselves."""
+"""Operators that only move data. Their rule runs the operator on the labels."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardconcrete.graph.operators.contraction import EMBEDDED, note
+from hardconcrete.graph.operators.contraction import EMBEDDING_KIND, record_contraction
 from hardconcrete.graph.operators.registry import rule
-from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
-WHOLE = "an index or slice leaves one unit without its neighbours"
+SPLIT_UNIT = "an index or slice separates one unit from the others"
 
 
 @rule(
@@ -20,37 +20,39 @@ WHOLE = "an index or slice leaves one unit without its neighbours"
     "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_unshuffle", "diagonal",
     "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel", "adjoint", "swapdims", "moveaxis",
 )  # fmt: skip
-def movement(scope: Scope, call: Call) -> Value:
-    """The labels go where the data goes."""
-    if "dtype" in call.arguments:  # a view of the same bits as other numbers
-        scope.fix(call["self"], "its bits are read as another type")
+def movement(state: PropagationState, call: OperatorCall) -> Value:
+    """An operator with one result."""
+    if "dtype" in call.arguments:  # a view of the same bits as another dtype
+        state.fix(call["self"], "its bits are read as another dtype")
         return Value(call.shape)
-    (result,) = moved(scope, call)
+    (result,) = run_on_labels(state, call)
     return result
 
 
 @rule("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split",
       "unsafe_chunk")  # fmt: skip
-def movements(scope: Scope, call: Call) -> list[Value]:
-    """The same with several results."""
-    return moved(scope, call)
+def movements(state: PropagationState, call: OperatorCall) -> list[Value]:
+    """An operator with several results."""
+    return run_on_labels(state, call)
 
 
-def moved(scope: Scope, call: Call) -> list[Value]:
-    """Every component after the same movement."""
+def run_on_labels(state: PropagationState, call: OperatorCall) -> list[Value]:
+    """Run the operator on the labels of each component."""
     value: Value = call["self"]
-    found: list[list[Component]] = [[] for _ in call.shapes]
+    components: list[list[Component]] = [[] for _ in call.shapes]
     for part in value.components:
-        results = _run(call, part.labels.expand(value.shape))
-        for known, labels in zip(found, results, strict=True):
+        results = _call_on_labels(call, part.labels.expand(value.shape))
+        for known, labels in zip(components, results, strict=True):
             known.append(replace(part, labels=labels))
     return [
-        scope.settled(Value(shape, tuple(parts), value.weight, value.why), WHOLE)
-        for shape, parts in zip(call.shapes, found, strict=True)
+        state.simplified(
+            Value(shape, tuple(parts), value.from_parameters, value.why_rigid), SPLIT_UNIT
+        )
+        for shape, parts in zip(call.shapes, components, strict=True)
     ]
 
 
-def _run(call: Call, labels: Tensor) -> list[Tensor]:
+def _call_on_labels(call: OperatorCall, labels: Tensor) -> list[Tensor]:
     arguments: dict[str, Any] = {
         name: torch.empty(argument.shape, device="meta")
         if isinstance(argument, Value)
@@ -63,78 +65,80 @@ def _run(call: Call, labels: Tensor) -> list[Tensor]:
 
 
 @rule("pixel_shuffle")
-def pixel_shuffle(scope: Scope, call: Call) -> Value:
-    """All channels that become the pixels of one are one: a picture has no missing pixels."""
-    (result,) = moved(scope, call)
-    return scope.rigid(result, [-2, -1], "they become the pixels of one channel")
+def pixel_shuffle(state: PropagationState, call: OperatorCall) -> Value:
+    """Unite the channels that become pixels of one channel."""
+    (result,) = run_on_labels(state, call)
+    return state.keep_whole(result, [-2, -1], "they become the pixels of one channel")
 
 
 @rule("repeat_interleave")
-def repeat_interleave(scope: Scope, call: Call) -> Value | list[Value]:
-    """As many copies of each; a tensor that has a number for each speaks of all of them."""
+def repeat_interleave(state: PropagationState, call: OperatorCall) -> Value | list[Value]:
+    """A fixed number of copies of each index. If a tensor holds the numbers, all are fixed."""
     if not isinstance(call["repeats"], Value):
-        return movement(scope, call)
+        return movement(state, call)
     for value in call.values:
-        scope.fix(value, "each is repeated as often as a tensor says")
+        state.fix(value, "a tensor holds the number of repeats of each")
     return Value(call.shape)
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
-def channel_shuffle(scope: Scope, call: Call) -> Value | list[Value]:
-    """Groups that are interleaved stay alike: the k-th channel of every group is one unit."""
+def channel_shuffle(state: PropagationState, call: OperatorCall) -> Value | list[Value]:
+    """Unite the k-th channel of every group: all groups must keep the same number of channels."""
     value: Value = call["self"]
-    for part in value.along(1):
+    for part in value.components_along(1):
         by_group = part.labels.unflatten(1, (call["groups"], -1))
-        scope.labels.unite(by_group, by_group[:, :1])
-    return movement(scope, call)
+        state.labels.unite(by_group, by_group[:, :1])
+    return movement(state, call)
 
 
 @rule("roll")
-def roll(scope: Scope, call: Call) -> Value:
-    """A roll does not commute with removal: what moves past the end depends on what is left."""
+def roll(state: PropagationState, call: OperatorCall) -> Value:
+    """Fix the rolled dimensions: where an index moves depends on how many there are."""
     value: Value = call["self"]
     dims = call["dims"] or range(len(value.shape))
-    return scope.rigid(value, dims, "rolled indices depend on how many there are")
+    return state.keep_whole(value, dims, "where a roll moves them depends on how many there are")
 
 
 @rule("index_select", "gather", "index", "take_along_dim", "index_put", "scatter", "scatter_add",
       "index_add", "index_copy", "masked_scatter", "select_scatter", "slice_scatter")  # fmt: skip
-def indexed(scope: Scope, call: Call) -> Value:
-    """Dimensions that are indexed by numbers keep theirs; others are carried where it is clear."""
+def indexed(state: PropagationState, call: OperatorCall) -> Value:
+    """Fix the indexed dimensions. The others keep their labels for index_select and x[index]."""
     value: Value = call["self"]
     text = "it is indexed by numbers that are fixed"
     if call.operator == "index_select":
         dim = call["dim"] % len(value.shape)
-        rigid = scope.rigid(value, [dim], text)
-        return Value(call.shape, rigid.components, value.weight)
+        whole = state.keep_whole(value, [dim], text)
+        return Value(call.shape, whole.components, value.from_parameters)
     if call.operator == "index":
-        return _advanced(scope, call, text)
+        return _advanced_indexing(state, call, text)
     for other in call.values:
-        scope.fix(other, text)
+        state.fix(other, text)
     return Value(call.shape)
 
 
-def _advanced(scope: Scope, call: Call, text: str) -> Value:
-    """x[:, index]: the indices' own dimensions take the place of those that they choose from.
+def _advanced_indexing(state: PropagationState, call: OperatorCall, text: str) -> Value:
+    """x[:, index]: the dimensions of the index tensors replace the indexed dimensions.
 
-    They come first where chosen dimensions are not neighbours. Masks have fewer dimensions than
-    they choose from, and are not followed.
+    They come first if the indexed dimensions are not adjacent. Boolean masks index several
+    dimensions at once; with a mask all units are fixed.
     """
     value: Value = call["self"]
-    taken = [dim for dim, index in enumerate(call["indices"]) if index is not None]
-    extra = max(len(call["indices"][dim].shape) for dim in taken)
-    if len(call.shape) != len(value.shape) - len(taken) + extra:
-        scope.fix(value, text)
+    indexed_dims = [dim for dim, index in enumerate(call["indices"]) if index is not None]
+    extra = max(len(call["indices"][dim].shape) for dim in indexed_dims)
+    if len(call.shape) != len(value.shape) - len(indexed_dims) + extra:
+        state.fix(value, text)
         return Value(call.shape)
-    rigid = scope.rigid(value, taken, text)
-    together = taken == list(range(taken[0], taken[-1] + 1))
-    before = taken[0] if together else 0
+    whole = state.keep_whole(value, indexed_dims, text)
+    adjacent = indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1))
+    before = indexed_dims[0] if adjacent else 0
     parts = []
-    for part in rigid.components:
-        sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in taken]
+    for part in whole.components:
+        sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in indexed_dims]
         labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before:])
         parts.append(replace(part, labels=labels))
-    by_data = any(not call["indices"][dim].weight for dim in taken)
-    if value.weight and by_data:  # an embedding in other words
-        note(scope, EMBEDDED, 0, parts, [], [part for part in parts if part.axis])
-    return Value(call.shape, tuple(parts), value.weight and not by_data)
+    by_data = any(not call["indices"][dim].from_parameters for dim in indexed_dims)
+    if value.from_parameters and by_data:  # an embedding written as an index
+        record_contraction(
+            state, EMBEDDING_KIND, 0, parts, [], [part for part in parts if part.axis]
+        )
+    return Value(call.shape, tuple(parts), value.from_parameters and not by_data)

@@ -1,7 +1,7 @@
-"""Operators that combine tensors index by index: units at the same place become one."""
+"""Elementwise operators: labels at the same index are united."""
 
 from hardconcrete.graph.operators.registry import rule
-from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
 KEEPS_ZERO = frozenset({
@@ -11,15 +11,15 @@ KEEPS_ZERO = frozenset({
     "relu", "relu6", "round", "rrelu", "selu", "sign", "silu", "sin", "softshrink", "sqrt",
     "square", "sub", "tan", "tanh", "to", "_to_copy", "trunc", "type_as",
 })  # fmt: skip
-"""Operators that give 0 where all their tensors are 0, whatever their numbers are."""
+"""Operators whose result is 0 where all their tensors are 0, for any scalar arguments."""
 
 LINEAR = frozenset({
     "alias", "clone", "contiguous", "detach", "div", "lift_fresh_copy", "mul", "neg", "to",
     "_to_copy",
 })  # fmt: skip
-"""Operators through which a parameter that is zero stays zero."""
+"""Linear operators: where a parameter is zero, the result is zero."""
 
-UNTAGGED = (
+UNTAGGED_POINTWISE = (
     "clone", "contiguous", "detach", "alias", "to",
     "_to_copy", "copy", "fill", "masked_fill", "where", "type_as", "lift_fresh_copy", "add", "sub",
     "mul", "div", "rsub", "zero", "relu6", "hardtanh", "clamp", "lerp", "addcmul",
@@ -27,64 +27,65 @@ UNTAGGED = (
     "logit", "celu", "selu", "hardswish", "hardsigmoid", "mish", "silu", "elu", "leaky_relu",
     "log_sigmoid", "softshrink", "hardshrink", "square", "relu",
 )  # fmt: skip
-"""Pointwise operators that torch does not tag as such, in one version or another."""
+"""Elementwise operators that some versions of torch do not tag as pointwise."""
 
 
-@rule(*UNTAGGED)
-def pointwise(scope: Scope, call: Call) -> Value:
-    """Unite what lies at the same indices."""
+@rule(*UNTAGGED_POINTWISE)
+def pointwise(state: PropagationState, call: OperatorCall) -> Value:
+    """Unite the labels at the same indices."""
     name = call.operator
     rank = len(call.shape)
-    values = [value.aligned(rank) for value in call.values]
-    parts = scope.merged(values, call.shape)
-    weight = all(value.weight for value in values)
-    if weight:
-        parts = [_traced_back(call, values, part) for part in parts]
+    values = [value.with_rank(rank) for value in call.values]
+    parts = state.merged(values, call.shape)
+    from_parameters = all(value.from_parameters for value in values)
+    if from_parameters:
+        parts = [_with_source(call, values, part) for part in parts]
     else:
         for part in parts:
-            if name not in KEEPS_ZERO or _adds_something_else(call, values, part):
-                scope.labels.disturb(part.labels)
-    why = next((value.why for value in values if value.why), "")
-    return Value(call.shape, tuple(parts), weight, why)
+            if name not in KEEPS_ZERO or _adds_nonzero(call, values, part):
+                state.labels.mark_zero_lost(part.labels)
+    why = next((value.why_rigid for value in values if value.why_rigid), "")
+    return Value(call.shape, tuple(parts), from_parameters, why)
 
 
-def _adds_something_else(call: Call, values: list[Value], part: Component) -> bool:
-    """Whether zeros meet a number, or a tensor that is no zero when the unit is."""
+def _adds_nonzero(call: OperatorCall, values: list[Value], part: Component) -> bool:
+    """Whether it adds a nonzero number, or a tensor without the units of this component."""
     if call.operator not in ("add", "sub", "maximum", "minimum"):
         return False
     other = call.get("other")
     number = not isinstance(other, Value) and other != 0
     return number or any(
-        not any(set(own.dims) & set(part.dims) for own in value.components) for value in values
+        not any(set(known.dims) & set(part.dims) for known in value.components) for value in values
     )
 
 
-def _traced_back(call: Call, values: list[Value], part: Component) -> Component:
-    """The parameter that a component comes from: the first factor that varies along it."""
-    faithful = call.operator in LINEAR
+def _with_source(call: OperatorCall, values: list[Value], part: Component) -> Component:
+    """Name the parameter axis of a component: that of the first factor that varies along it."""
+    linear = call.operator in LINEAR
     factors = values[:1] if call.operator == "div" else values
     for value in factors:
-        for own in value.components:
-            if own.axis is not None and set(own.dims) & set(part.dims):
-                return Component(part.labels, own.axis, own.faithful and faithful)
+        for source in value.components:
+            if source.axis is not None and set(source.dims) & set(part.dims):
+                follows = source.zero_with_parameter and linear
+                return Component(part.labels, source.axis, follows)
     return Component(part.labels)
 
 
 @rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu")
-def dropout(scope: Scope, call: Call) -> Value | list[Value]:
-    """Nothing in evaluation; one that is never off draws other numbers for fewer units."""
+def dropout(state: PropagationState, call: OperatorCall) -> Value | list[Value]:
+    """Dropout is the identity in evaluation. If it is active anyway, its units are fixed."""
     if (call.get("train") or call.get("training")) and call.get("p") != 0:
         for value in call.values:
-            scope.fix(value, "a random number is drawn for each of them")
-    return pointwise(scope, call)
+            state.fix(value, "a random number is drawn for each of them")
+    return pointwise(state, call)
 
 
 @rule("prelu", "_prelu_kernel")
-def prelu(scope: Scope, call: Call) -> Value:
-    """Slopes lie along dimension 1, or there is one for all."""
+def prelu(state: PropagationState, call: OperatorCall) -> Value:
+    """PReLU, with one slope per channel along dimension 1, or one for all."""
     value, slopes = call.values
     rank = len(value.shape)
     if rank > 1 and len(slopes.shape) == 1:
-        slopes = slopes.placed([1], rank)
-    parts = scope.merged([value, slopes.aligned(rank)], call.shape)
+        slopes = slopes.at_dims([1], rank)
+    parts = state.merged([value, slopes.with_rank(rank)], call.shape)
     return Value(call.shape, tuple(Component(part.labels) for part in parts))

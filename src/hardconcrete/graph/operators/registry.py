@@ -1,11 +1,11 @@
-"""Where rules are kept, by the name of their ATen operator without its overload."""
+"""The registry of rules, by the name of their ATen operator without its overload."""
 
 from collections.abc import Callable
 
-from hardconcrete.graph.scope import Call, Scope
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Value
 
-Rule = Callable[[Scope, Call], Value | list[Value]]
+Rule = Callable[[PropagationState, OperatorCall], Value | list[Value]]
 
 RULES: dict[str, Rule] = {}
 

@@ -1,0 +1,1 @@
+"""The data sets: CIFAR, Tiny Shakespeare, and what is done to images."""

@@ -1,0 +1,219 @@
+"""The analysis of a model: its graph, its units, and what is fixed and why."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.fingerprint import fingerprint, fingerprint_of_inputs
+from hardconcrete.graph.propagate import LabelledGraph, concrete_shape, propagate
+from hardconcrete.graph.trace import as_args, trace
+from hardconcrete.units.group import Group
+from hardconcrete.units.grouping import Fixed, Grouping
+from hardconcrete.units.relations import Relations
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The units of a model: a sequence of its groups, by position or by name.
+
+    It never changes, so all copies of a model share one. It holds no weights. A pickle keeps the
+    groups and drops the graph.
+
+    Args:
+        model: name of the model's class.
+        groups: the units that can be removed.
+        fixed: the units that cannot, and why.
+        labelled: the traced graph with its labels; None after unpickling.
+        relations: what reads and what makes each unit; None after unpickling.
+        seen: fingerprint of the model.
+        inputs: fingerprint of the example inputs.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+        >>> model = torch.nn.Sequential(*layers)
+        >>> found = hc.find_groups(model, torch.zeros(2, 4))
+        >>> found.names, found["0"].units, found["0"].parameters
+        (('0',), 3, 7)
+        >>> print(found)
+        Sequential: 3 units in 1 group
+        └─ 0: 3 neurons, each 7 parameters and 6 MACs
+           ├─ gated by   2.weight[1]
+           └─ cut along  0.weight[0], 0.bias[0]
+        fixed
+        └─ 2: 2 fixed: the model's output (output in the model itself)
+    """
+
+    model: str
+    groups: tuple[Group, ...]
+    fixed: tuple[Fixed, ...]
+    labelled: LabelledGraph
+    relations: Relations
+    seen: Any
+    inputs: Any
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether a model still has these modules, settings and tensors, so that this holds.
+
+        Example:
+            >>> import hardconcrete as hc
+            >>> model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+            >>> found = hc.find_groups(model, torch.zeros(2, 4))
+            >>> found.fits(model)
+            True
+            >>> model[1] = nn.Linear(3, 5)
+            >>> found.fits(model)
+            False
+        """
+        return self.seen is not None and bool(fingerprint(model) == self.seen)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all groups."""
+        return tuple(group.name for group in self.groups)
+
+    @cached_property
+    def units_by_root(self) -> dict[str, list[int]]:
+        """The root of every unit of each group."""
+        return {group.name: self.relations.units_of(group) for group in self.groups}
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __getitem__(self, key: int | str) -> Group:
+        if isinstance(key, int):
+            return self.groups[key]
+        for group in self.groups:
+            if group.name == key:
+                return group
+        raise ArgumentError(f"there is no group {key!r}; there are {', '.join(self.names)}")
+
+    def __str__(self) -> str:
+        units = sum(group.units for group in self.groups)
+        count = f"{len(self.groups)} group{'s' * (len(self.groups) != 1)}"
+        lines = [f"{self.model}: {units:,} units in {count}"]
+        for k, group in enumerate(self.groups):
+            last = k == len(self.groups) - 1
+            lines += _branch(group, "└─ " if last else "├─ ", "   " if last else "│  ")
+        lines += ["fixed"] * bool(self.fixed)
+        for k, fixed in enumerate(self.fixed):
+            lines.append(f"{'└─' if k == len(self.fixed) - 1 else '├─'} {fixed}")
+        return "\n".join(lines)
+
+    def __deepcopy__(self, _: Any) -> "Analysis":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the graph, which cannot be pickled."""
+        return Analysis, (self.model, self.groups, self.fixed, None, None, None, None)
+
+
+def _branch(group: Group, head: str, indent: str) -> list[str]:
+    return [
+        f"{head}{group.name}: {group.units:,} {group.kind}s, each {group.parameters:,} "
+        f"parameters and {group.macs:,} MACs",
+        f"{indent}├─ gated by   {', '.join(map(str, group.gated))}",
+        f"{indent}└─ cut along  {', '.join(map(str, group.coupled))}",
+    ]
+
+
+def find_groups(
+    model: nn.Module,
+    example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    input_features: bool = False,
+) -> Analysis:
+    """Find the units of a model that can be removed, and say what is fixed and why.
+
+    The model is traced with ``torch.export`` and left as it is. ``attach_gates`` uses the same
+    analysis when you call it next with this model and such inputs.
+
+    Args:
+        model: any module that can be traced, also on meta tensors.
+        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        kwargs: keyword inputs of the same call.
+        input_features: count dimension 1 of the model's own inputs as units, too.
+
+    Example:
+        >>> import torch, hardconcrete as hc
+        >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+        >>> found = hc.find_groups(torch.nn.Sequential(*layers), torch.zeros(2, 4))
+        >>> [(group.name, group.units) for group in found]
+        [('0', 3)]
+    """
+    return analyze(model, as_args(example_inputs), kwargs, input_features=input_features)
+
+
+_latest: tuple["weakref.ref[nn.Module]", bool, Analysis] | None = None
+"""The model that was analyzed last, whether its inputs counted as units, and the result."""
+
+
+def analyze(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    input_features: bool = False,
+) -> Analysis:
+    """The analysis of a model. The latest one is used again where it still fits."""
+    global _latest
+    inputs = fingerprint_of_inputs(args, kwargs or {})
+    if _latest is not None:
+        known, with_features, analysis = _latest
+        same = known() is model and with_features == input_features and analysis.inputs == inputs
+        if same and analysis.fits(model):
+            return analysis
+    analysis = _analyzed(model, args, kwargs, input_features, inputs)
+    _latest = weakref.ref(model, _forget), input_features, analysis
+    return analysis
+
+
+def _forget(gone: "weakref.ref[nn.Module]") -> None:
+    """Free the graph of a model that is gone."""
+    global _latest
+    if _latest is not None and _latest[0] is gone:
+        _latest = None
+
+
+def _analyzed(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    input_features: bool,
+    inputs: Any,
+) -> Analysis:
+    graph = trace(model, args, kwargs)
+    with torch.inference_mode(False), _on_the_cpu():  # others use the result outside of both
+        labelled = propagate(graph, model, input_features=input_features)
+        relations = Relations(labelled)
+        grouping = Grouping(labelled, relations, model, batch_of(labelled))
+        groups, fixed = grouping.groups(), grouping.fixed()
+    graph.graph.owning_module = None  # it holds the model's parameters
+    seen = fingerprint(model)
+    return Analysis(type(model).__name__, groups, fixed, labelled, relations, seen, inputs)
+
+
+def batch_of(labelled: LabelledGraph) -> int:
+    """Examples in the traced inputs."""
+    for node in labelled.values:
+        example = node.meta.get("val") if node.op == "placeholder" else None
+        if isinstance(example, Tensor) and example.dim():
+            return concrete_shape(example)[0]
+    return 1
+
+
+def _on_the_cpu() -> AbstractContextManager[object]:
+    """Make tensors on the CPU; without a switch if that is so, as it slows every operator."""
+    device = torch.device("cpu")
+    return nullcontext() if torch.get_default_device() == device else device

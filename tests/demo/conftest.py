@@ -1,0 +1,3 @@
+from tests.demo.published import alone, mirror
+
+__all__ = ["alone", "mirror"]
