@@ -213,7 +213,7 @@ def test_an_argument_of_the_model_that_is_called_samples() -> None:
     gated = hc.attach_gates(Own(), torch.zeros(2, 4), sites=["layer:in"])
     assert gated(torch.zeros(2, 4)) == 1
     assert gated(torch.zeros(2, 4), 5) == 5
-    with pytest.raises(ArgumentError, match="an argument of that name: pass its own by position"):
+    with pytest.raises(ArgumentError, match="pass the model's argument by position"):
         gated(torch.zeros(2, 4), samples=5)
 
 

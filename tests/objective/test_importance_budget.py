@@ -242,9 +242,9 @@ def test_what_cannot_work_is_refused() -> None:
     budget = hc.Budget(mlp(), macs=0.5, steps=STEPS)
     with pytest.raises(GateError, match="needs the gradients of this step"):
         budget.step()
-    with pytest.raises(ArgumentError, match=re.escape("of other limits or steps; here")):
+    with pytest.raises(ArgumentError, match=re.escape("with other limits or steps; this one has")):
         hc.Budget(mlp(), macs=0.5, steps=STEPS + 1).load_state_dict(budget.state_dict())
-    with pytest.raises(ArgumentError, match="not the state of such a budget"):
+    with pytest.raises(ArgumentError, match="not the state of a budget by importance"):
         budget.load_state_dict({})
 
 

@@ -340,17 +340,26 @@ def test_a_resumed_budget_goes_on_as_before() -> None:
 def test_a_foreign_state_is_refused() -> None:
     gated = hc.attach_gates(dense(), torch.randn(2, 4))
     state = hc.Budget(gated, macs=0.9, params=0.9, by="gates").state_dict()
-    with pytest.raises(ArgumentError, match="not the state of such a budget"):
+    with pytest.raises(ArgumentError, match="not the state of a learned budget"):
         hc.Budget(gated, macs=0.9, by="gates").load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"macs": 0.5, "steps": 60}, "of other limits or steps; here 6 MACs within 20 steps"),
-        ({"macs": 0.3, "steps": 600}, "of other limits or steps; here 3.6 MACs within 200 steps"),
-        ({"params": 0.3, "steps": 60}, "of other limits or steps; here 3.6 parameters within 20"),
-        ({"units": {":in": 2}, "steps": 60}, "here 2 units of :in within 20 steps"),
+        (
+            {"macs": 0.5, "steps": 60},
+            "with other limits or steps; this one has 6 MACs within 20 steps",
+        ),
+        (
+            {"macs": 0.3, "steps": 600},
+            "with other limits or steps; this one has 3.6 MACs within 200 steps",
+        ),
+        (
+            {"params": 0.3, "steps": 60},
+            "with other limits or steps; this one has 3.6 parameters within 20",
+        ),
+        ({"units": {":in": 2}, "steps": 60}, "this one has 2 units of :in within 20 steps"),
     ],
 )
 def test_the_state_of_another_budget_is_refused(other: dict[str, Any], words: str) -> None:
@@ -427,7 +436,7 @@ def test_replayed() -> None:
         ({"units": {"z": 3}}, "'z' is not a group; the groups are a, b"),
         ({"units": {"a": 0.001}}, "units of a=0.001 is less than one unit of 120"),
         ({"units": 1}, "units=1 are too few: each of 2 groups keeps one"),
-        ({"macs": 0.5, "steps": 2}, "steps=2 is no length of a training"),
+        ({"macs": 0.5, "steps": 2}, "steps=2 must be the steps of the training"),
     ],
 )
 def test_refused(limits: dict[str, object], words: str) -> None:
@@ -486,14 +495,14 @@ def test_a_layer_that_selects_its_inputs_can_be_cut_to_one() -> None:
 
 def test_a_readout_that_shuts_nothing_is_refused() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"], readout="mean")
-    with pytest.raises(ArgumentError, match="the readout 'mean' shuts no gate"):
+    with pytest.raises(ArgumentError, match="the readout 'mean' closes no gate"):
         hc.Budget(gated, macs=0.5, by="gates")
 
 
 @pytest.mark.parametrize("steps", ["300", 2, 3.5, float("nan")])
 def test_a_length_that_is_none(steps: Any) -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
-    with pytest.raises(ArgumentError, match="is no length of a training"):
+    with pytest.raises(ArgumentError, match="must be the steps of the training"):
         hc.Budget(gated, macs=0.5, steps=steps, by="gates")
 
 
@@ -505,5 +514,5 @@ def test_whole_numbers_of_any_kind() -> None:
 
 def test_a_state_that_is_none_is_refused() -> None:
     gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(1, 4), sites=[":in"])
-    with pytest.raises(ArgumentError, match="not the state of such a budget"):
+    with pytest.raises(ArgumentError, match="not the state of a learned budget"):
         hc.Budget(gated, macs=0.5, by="gates").load_state_dict({"start": 3})

@@ -183,7 +183,7 @@ def test_refused(lenet: hc.GatedModel) -> None:
         hc.compact(lenet, round_to=0)
     with pytest.raises(ArgumentError, match="each group keeps a block: leave min_units=1"):
         hc.compact(lenet, round_to=2, min_units=3)
-    with pytest.raises(CompactionError, match="with one block of each group it is exceeded still"):
+    with pytest.raises(CompactionError, match="one block of each group already exceeds it"):
         hc.compact(lenet, round_to=16, budget=hc.Budget(lenet, macs=0.05, by="gates"))
     other = hc.attach_gates(dense(), torch.randn(3, 4))
     with pytest.raises(ArgumentError, match="Budget of this model"):

@@ -65,18 +65,18 @@ def demo(
         show_demo(run_demo(train, test, out, seed, lam=lam, macs=macs, params=params))
 
 
-def show_demo(found: "Demo") -> None:
+def show_demo(result: "Demo") -> None:
     """Both networks side by side, and what was drawn."""
     heads = "network", "test error", "pixels-hidden-hidden left", "multiply-adds", "expected"
-    table, dense = Table(*heads), found.outcomes[0].macs
-    for row in found.outcomes:
+    table, dense = Table(*heads), result.outcomes[0].macs
+    for row in result.outcomes:
         units, share = "-".join(map(str, row.units)), f"{row.macs:,.0f} ({row.macs / dense:.0%})"
         table.add_row(row.name, f"{row.error:.2f}%", units, share, f"{row.expected / dense:.0%}")
     console = Console()
     console.print(table)
-    console.print(f"\nThe gated network, made small and proven equal: {found.plan}\n")
-    typer.echo(str(found.report))
-    for file in found.files:
+    console.print(f"\nThe gated network, made small and proven equal: {result.plan}\n")
+    typer.echo(str(result.report))
+    for file in result.files:
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 
 

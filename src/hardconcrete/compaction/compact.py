@@ -49,13 +49,13 @@ def compact(
     Args:
         model: what ``attach_gates`` returned, or any module that ``find_groups`` can trace.
         example_inputs: for a plain model, a tensor or a tuple of positional inputs that the model
-            can be called with. A gated model has its own.
+            can be called with. Leave it out for a gated model.
         kwargs: keyword inputs of the same call.
         keep: which units stay, by name of the group (see ``find_groups`` or ``gated.groups``). The
             units are a mask of bools, or the indices of those that stay. Groups that you do not
             name keep all units, and those of a gated model what their gates say. A unit that you
             keep has the value of its gate, or E[z] where the gate is closed.
-        form: ``"module"`` is your own classes with smaller tensors. ``"graph"`` is the traced
+        form: ``"module"`` is your classes with smaller tensors. ``"graph"`` is the traced
             graph with new sizes, for forwards that have sizes written into them. ``"auto"`` tries
             them in this order. ``CompactionPlan.of(small).form`` says which one it is.
         min_units: how many units each group keeps at least, the likeliest ones. 0 lets the inside
@@ -75,13 +75,13 @@ def compact(
         batches: your batches. With them, units are chosen by importance for the budget or for
             ``round_to``, and the weights that stay are re-fitted to what ``gated.eval()`` computes
             (see ``prune``). Without them the gates decide.
-        loss: calls the model it is given on a batch and returns a scalar.
+        loss: calls the model on a batch and returns a scalar.
 
     Example:
         >>> import torch, hardconcrete as hc
         >>> layers = torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
         >>> model, x = torch.nn.Sequential(*layers), torch.randn(2, 4)
-        >>> small = hc.compact(model, x, keep={"0": [0, 2]})    # a mask of your own
+        >>> small = hc.compact(model, x, keep={"0": [0, 2]})    # your mask
         >>> small[0], small[2].in_features
         (Linear(in_features=4, out_features=2, bias=True), 2)
         >>> gated = hc.attach_gates(model, x)
@@ -90,27 +90,8 @@ def compact(
         Linear(in_features=4, out_features=2, bias=True)
     """
     _check_model(model, example_inputs, kwargs, keep)
-    if form not in ("auto", "module", "graph"):
-        raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
-    if min_units < 0:
-        raise ArgumentError(f"min_units={min_units} must not be negative")
-    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
-        raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
-    projects = budget is not None or round_to != 1
-    if keep is not None and (projects or batches is not None or loss is not None):
-        raise ArgumentError(
-            "keep names the units that stay: leave out budget, round_to, batches and loss, which "
-            "choose units themselves"
-        )
-    if projects and min_units != 1:
-        raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
-    if (batches is None) != (loss is None):
-        raise ArgumentError(
-            "batches and loss belong together: with both, units are closed by their importance; "
-            "with neither, by their gates"
-        )
-    if budget is not None and not isinstance(budget, MaskSource):
-        raise ArgumentError(NOT_OF_THIS_MODEL)
+    _check_numbers(form, min_units, round_to)
+    _check_mask_source(keep, budget, round_to, min_units, batches, loss)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
             gated = model
@@ -149,6 +130,36 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
         )
 
 
+def _check_numbers(form: object, min_units: int, round_to: object) -> None:
+    if form not in ("auto", "module", "graph"):
+        raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
+    if min_units < 0:
+        raise ArgumentError(f"min_units={min_units} must not be negative")
+    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
+        raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
+
+
+def _check_mask_source(
+    keep: object, budget: object, round_to: int, min_units: int, batches: object, loss: object
+) -> None:
+    """Refuse arguments that say in two ways which units stay."""
+    projects = budget is not None or round_to != 1
+    if keep is not None and (projects or batches is not None or loss is not None):
+        raise ArgumentError(
+            "keep names the units that stay: leave out budget, round_to, batches and loss, which "
+            "choose units themselves"
+        )
+    if projects and min_units != 1:
+        raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
+    if (batches is None) != (loss is None):
+        raise ArgumentError(
+            "batches and loss belong together: with both, units are closed by their importance; "
+            "with neither, by their gates"
+        )
+    if budget is not None and not isinstance(budget, MaskSource):
+        raise ArgumentError(NOT_OF_THIS_MODEL)
+
+
 def cut_and_verify(
     gated: GatedModel, values: Tensor, *, form: Form = "auto", min_units: int = 1
 ) -> nn.Module:
@@ -172,7 +183,7 @@ def cut_and_verify(
 def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
     """Refuse NaNs, and warn where no gate is open."""
     for parameter, values in gated.gates.gate_parameters().items():
-        broken = [name for name, own in gated.by_group(values).items() if own.isnan().any()]
+        broken = [name for name, part in gated.by_group(values).items() if part.isnan().any()]
         if broken:
             raise CompactionError(
                 f"{parameter} is not a number in {', '.join(broken)}: go back to the last "

@@ -38,16 +38,7 @@ def make_plan(
     args, kwargs = gated.example
     analysis = gated.analyze(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
-    is_open = {name: mask.cpu() != 0 for name, mask in gate_masks(gated, plain, gates).items()}
-    liveness = Liveness(analysis.labelled, analysis.relations, is_open)
-    liveness.settle()
-    reads = {
-        name: liveness.open_along(name, 1) & liveness.keeps((name, 1))
-        for name in liveness.is_open
-        if (name, 1) in liveness.roots
-    }
-    chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
-    liveness.revive(analysis, min_units, chance)
+    liveness, reads = _settled(gated, plain, analysis, gates, min_units)
     selections, unread = _selections(liveness, plain, reads)
     return CompactionPlan(
         model=type(plain).__name__,
@@ -59,6 +50,23 @@ def make_plan(
         inputs=_described([list(args), dict(kwargs)]),
         modules=classes_of(plain),
     )
+
+
+def _settled(
+    gated: GatedModel, plain: nn.Module, analysis: Analysis, gates: Tensor, min_units: int
+) -> tuple[Liveness, dict[str, Tensor]]:
+    """Which units live, and which living inputs each gated layer reads before units are revived."""
+    is_open = {name: mask.cpu() != 0 for name, mask in gate_masks(gated, plain, gates).items()}
+    liveness = Liveness(analysis.labelled, analysis.relations, is_open)
+    liveness.settle()
+    reads = {
+        name: liveness.open_along(name, 1) & liveness.keeps((name, 1))
+        for name in liveness.is_open
+        if (name, 1) in liveness.roots
+    }
+    chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
+    liveness.revive(analysis, min_units, chance)
+    return liveness, reads
 
 
 def _kept_units(liveness: Liveness, analysis: Analysis) -> dict[str, KeptUnits]:
@@ -100,10 +108,10 @@ def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, 
     names = first_names(plain)
     scales: dict[tuple[str, int | None, int], Scale] = {}
     for group in gated.groups:
-        own = gates[group.slice]
+        group_gates = gates[group.slice]
         for axis in group.gated:
             name = names[axis.tensor]
-            values = axis.expand(own, fill=1.0).flatten()
+            values = axis.expand(group_gates, fill=1.0).flatten()
             if not (values == 1).all():
                 key = name, axis.dim, group.index
                 scales[key] = Scale(name, axis.dim, tuple(values.tolist()))

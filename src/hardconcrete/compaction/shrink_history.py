@@ -160,13 +160,13 @@ def dense_model(gated: GatedModel) -> GatedModel:
     return gated if history is None else history.dense_copy(gated)
 
 
-def positions_in(known: Tensor, wanted: Tensor) -> Tensor:
+def positions_in(known: Tensor, numbers: Tensor) -> Tensor:
     """Where each wanted number is among the known ones; both rise."""
-    found = torch.searchsorted(known, wanted)
-    inside = found < len(known)
-    if not inside.all() or not torch.equal(known[found], wanted):
+    positions = torch.searchsorted(known, numbers)
+    inside = positions < len(known)
+    if not inside.all() or not torch.equal(known[positions], numbers):
         raise CompactionError(CANNOT_COME_BACK)
-    return found
+    return positions
 
 
 def _recorded(gated: GatedModel) -> ShrinkHistory | None:
@@ -192,8 +192,8 @@ def _all_gates(gated: GatedModel, gate_count: int) -> dict[str, Tensor]:
     none = torch.zeros(gate_count, dtype=torch.bool, device=bank.device)
     removed = bank.family.removed(none)
     return {
-        name: removed[name].to(own.dtype).index_copy(0, places, own.detach())
-        for name, own in bank.gate_parameters().items()
+        name: removed[name].to(values.dtype).index_copy(0, places, values.detach())
+        for name, values in bank.gate_parameters().items()
     }
 
 

@@ -1,7 +1,7 @@
 """The size of every axis, as a sum over sets of indices that are kept by formulas of gates."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hardconcrete.cost.liveness_formulas import EACH, Formula, LivenessFormulas
 from hardconcrete.units import Analysis, analyze
 from hardconcrete.units.axis import Place
-from hardconcrete.units.relations import selecting_layers
+from hardconcrete.units.relations import Relations, selecting_layers
 
 NOBODY = -1
 """The group of indices without a removable unit."""
@@ -60,28 +60,17 @@ class IndexSets:
         gates: Mapping[Place, Tensor],
         analysis: Analysis | None = None,
     ) -> None:
-        self.model, self.example = model, example
+        self.model, self.example, self.gates = model, example, gates
         analysis = analyze(model, *example) if analysis is None else analysis
         self.labelled = analysis.labelled
-        without_units = {  # along an axis of size 1, or of a kernel, there are none
-            place: torch.full_like(numbers, NOBODY)
-            for place, numbers in gates.items()
-            if place[1] != EACH and place not in analysis.relations.roots
-        }
-        self.relations = analysis.relations.with_roots(without_units)
-        self.gates = gates
+        self.relations = analysis.relations.with_roots(_without_units(gates, analysis))
         self.alive = LivenessFormulas(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
-        self.index_sets: list[IndexSet] = []
         self.rows: dict[Row, int] = {}
-        groups = [*analysis.units_by_root.values()]
-        self.never_empty = len(groups)
-        alone = self.relations.removable - {root for roots in groups for root in roots}
-        self.groups = groups + [[root] for root in sorted(alone)]
+        self.never_empty = len(analysis.units_by_root)
+        self.groups = _units_by_group(analysis, self.relations)
         self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
-        for k, roots in enumerate(self.groups):
-            needs = [self._number(self.alive.unit(root)) for root in roots]
-            self.index_sets.append(IndexSet(k, tuple(zip(needs, needs, strict=True))))
+        self.index_sets = [self._index_set(k, roots) for k, roots in enumerate(self.groups)]
         layers = selecting_layers(model, self.relations)
         self.arriving = {place: self._row(roots) for place, roots in self.relations.roots.items()}
         self.apart = {place: row for place in self.alive.places if (row := self._apart(place))}
@@ -103,6 +92,11 @@ class IndexSets:
 
     def _number(self, formula: Formula) -> int:
         return self.formulas.setdefault(formula, len(self.formulas))
+
+    def _index_set(self, group: int, roots: Sequence[int]) -> IndexSet:
+        """The units of a group, each kept while it is alive."""
+        needs = [self._number(self.alive.unit(root)) for root in roots]
+        return IndexSet(group, tuple(zip(needs, needs, strict=True)))
 
     def _row(self, roots: Tensor) -> Row:
         """The row of an axis that is cut with its units."""
@@ -143,3 +137,19 @@ class IndexSets:
             for place, row in self.selected.items()
             if self.model.get_submodule(place[0].rpartition(".")[0]) is module
         ]
+
+
+def _without_units(gates: Mapping[Place, Tensor], analysis: Analysis) -> dict[Place, Tensor]:
+    """Roots of gated axes without units, which are axes of size 1 or of a kernel."""
+    return {
+        place: torch.full_like(numbers, NOBODY)
+        for place, numbers in gates.items()
+        if place[1] != EACH and place not in analysis.relations.roots
+    }
+
+
+def _units_by_group(analysis: Analysis, relations: Relations) -> list[list[int]]:
+    """The roots of every group, then each removable root without a group by itself."""
+    groups = [*analysis.units_by_root.values()]
+    alone = relations.removable - {root for roots in groups for root in roots}
+    return groups + [[root] for root in sorted(alone)]

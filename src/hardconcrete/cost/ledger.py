@@ -174,16 +174,16 @@ class Ledger:
         - single weights are gated: the weights of a unit count as closed together only if that is
           certain.
         """
-        weights, given = self._cases(gates)
-        state = self._set_state(gates, given)
-        counts = state.mean_count * given  # E[n | case], since n is 0 if the set is empty
+        weights, conditioning = self._cases(gates)
+        state = self._set_state(gates, conditioning)
+        counts = state.mean_count * conditioning  # E[n | case], since n is 0 if the set is empty
         products = _pair_products(state.mean_count, self.set_pairs) + state.covariance
-        products = products * given[:, self.set_pairs[:, 1]]
+        products = products * conditioning[:, self.set_pairs[:, 1]]
         covariances = products - _pair_products(counts, self.set_pairs)
-        nonempty = (state.nonempty * given).clamp(max=1)
+        nonempty = (state.nonempty * conditioning).clamp(max=1)
         idle = None
         if len(self.idle_axes):
-            idle = self._idle_selections(gates, given, replace(state, nonempty=nonempty))
+            idle = self._idle_selections(gates, conditioning, replace(state, nonempty=nonempty))
         sizes, selected = self._axis_sizes(counts, nonempty, state.connected, idle)
         return weights @ self._total_cost(sizes, selected, covariances, state)
 
@@ -197,7 +197,7 @@ class Ledger:
         """The size of each axis with all gates open."""
         return self._sizes_from_counts(self.kind_counts.sum(1))
 
-    def _set_state(self, gates: Tensor, given: Tensor | None = None) -> "SetState":
+    def _set_state(self, gates: Tensor, conditioning: Tensor | None = None) -> "SetState":
         """The state of the index sets after every removal that another one causes.
 
         A layer with nothing left removes what only it reads or makes. This has no gradient, so that
@@ -212,8 +212,8 @@ class Ledger:
         connected = torch.ones_like(nonempty)
         for _ in range(self.liveness_rounds):
             now = nonempty.detach()
-            if given is not None:
-                now = (now * given.detach()).clamp(max=1)
+            if conditioning is not None:
+                now = (now * conditioning.detach()).clamp(max=1)
             in_axis = self.contains_set * _append(torch.minimum(now, connected), 1)[..., None, :]
             axis_nonempty = _append(in_axis.amax(-1), 1)
             works = _append(axis_nonempty[..., self.other_axes].amin(-1), 1)
@@ -228,7 +228,7 @@ class Ledger:
         return SetState(formulas, mean_count, covariance, nonempty, connected, uncut)
 
     def _idle_selections(
-        self, gates: Tensor, given: Tensor, state: "SetState"
+        self, gates: Tensor, conditioning: Tensor, state: "SetState"
     ) -> tuple[Tensor, Tensor]:
         """The probability that each layer of ``idle_axes`` is idle, and its mean size if it is.
 
@@ -242,8 +242,8 @@ class Ledger:
         for axis, cut in zip(arriving, self.idle_cuts, strict=True):
             formulas = self._formula_probabilities(self._all_gates(gates), state.uncut * cut)
             counts, _, nonempty = self._set_moments(formulas)
-            nonempty = (nonempty * given).clamp(max=1)
-            sizes, _ = self._axis_sizes(counts * given, nonempty, state.connected)
+            nonempty = (nonempty * conditioning).clamp(max=1)
+            sizes, _ = self._axis_sizes(counts * conditioning, nonempty, state.connected)
             arriving_sizes.append(sizes.index_select(-1, axis))
         return idle_probability, torch.cat(arriving_sizes, -1)
 
@@ -329,10 +329,11 @@ class Ledger:
         is_nonempty = (cases[:, None] >> bits) & 1
         probability = nonempty[doubtful]
         weights = torch.where(is_nonempty > 0, probability, 1 - probability).unbind(1)
-        given = nonempty.new_ones(len(cases), len(nonempty))
+        ones = nonempty.new_ones(len(cases), len(nonempty))
         scales = is_nonempty / probability.clamp(min=MIN_DIVISOR)
-        given = given.index_copy(1, doubtful, scales)
-        return reduce(torch.mul, weights, nonempty.new_ones(len(cases))), given[:, self.whole_set]
+        conditioning = ones.index_copy(1, doubtful, scales)
+        conditioning = conditioning[:, self.whole_set]
+        return reduce(torch.mul, weights, nonempty.new_ones(len(cases))), conditioning
 
     def _total_cost(
         self, sizes: Tensor, selected: Tensor, covariance: Tensor, state: "SetState"

@@ -66,14 +66,16 @@ class LivenessFormulas:
 
     def _clauses(self, members: Callable[[Place], set[int]]) -> dict[int, Clause]:
         """The clause of every unit, unless one of its axes always holds."""
-        found = defaultdict[int, dict[int, set[int]]](lambda: defaultdict(set))
+        gates_by_axis = defaultdict[int, dict[int, set[int]]](lambda: defaultdict(set))
         for place, roots in self.relations.roots.items():
-            own = members(place)
+            units = members(place)
             for root, (gate, number) in zip(roots.tolist(), self._gates(place), strict=True):
-                if root in own:
-                    found[root][number].add(gate)
+                if root in units:
+                    gates_by_axis[root][number].add(gate)
         return {
-            root: clause for root, axes in found.items() if (clause := self._clause(root, axes))
+            root: clause
+            for root, axes in gates_by_axis.items()
+            if (clause := self._clause(root, axes))
         }
 
     def _clause(self, root: int, axes: Mapping[int, set[int]]) -> Clause | None:
@@ -83,12 +85,14 @@ class LivenessFormulas:
         """
         every = set().union(*axes.values())
         mixed = bool(self.lines) or root not in self.relations.removable
-        mixed = mixed or any(own != every for own in axes.values())
+        mixed = mixed or any(gates != every for gates in axes.values())
         if mixed:
             self._mixed.add(root)
         if ALWAYS in axes.get(ALWAYS, ()) or (every == {ALWAYS} and not mixed):
             return None
-        stands = {gate: frozenset(k for k, own in axes.items() if gate in own) for gate in every}
+        stands = {
+            gate: frozenset(k for k, gates in axes.items() if gate in gates) for gate in every
+        }
         return frozenset(
             (gate, at if mixed and ALWAYS not in at else frozenset()) for gate, at in stands.items()
         )
@@ -111,13 +115,13 @@ class LivenessFormulas:
     def indices(self, place: Place) -> list[Formula]:
         """When each index of an axis is kept: its unit is alive, and its gate is open."""
         roots = self.relations.roots[place].tolist()
-        found = []
+        formulas = []
         for root, (gate, number) in zip(roots, self._gates(place), strict=True):
             at = frozenset([number] if root in self._mixed else [])
             free = gate == ALWAYS and place not in self.lines
-            own = [] if free else [frozenset([(gate, at)])]
-            found.append(together([*self.unit(root), *own]))
-        return found
+            of_gate = [] if free else [frozenset([(gate, at)])]
+            formulas.append(together([*self.unit(root), *of_gate]))
+        return formulas
 
 
 def together(clauses: Iterable[Clause]) -> Formula:
@@ -139,6 +143,6 @@ def together(clauses: Iterable[Clause]) -> Formula:
 def _implies(one: Clause, other: Clause) -> bool:
     """Whether each element of one clause is in the other, or counts there."""
     return all(
-        any(gate == own and (not at or (at_one and at_one <= at)) for own, at in other)
+        any(gate == twin and (not at or (at_one and at_one <= at)) for twin, at in other)
         for gate, at_one in one
     )

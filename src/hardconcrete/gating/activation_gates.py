@@ -18,7 +18,7 @@ from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 LayerForward = Callable[[Any, Tensor], Tensor]
 
 CONVOLUTIONS = [(kind.forward, kind._conv_forward) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)]
-"""Both functions of torch's layers. A subclass with another one may use its weights otherwise."""
+"""Functions of torch's layers. A subclass with another function may use its weights differently."""
 
 
 def activation_forward(module: nn.Module) -> LayerForward | None:

@@ -86,26 +86,15 @@ def attach_gates(
         >>> gated.gates.log_alpha.shape
         torch.Size([7])
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"attach_gates takes a module, not a {type(model).__name__}")
-    if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
-        raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
-    if sample not in ("batch", "example"):
-        raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
-    _refuse_weights(model)
+    _check_arguments(model, sample)
     args = as_args(example_inputs)
-    choice = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
-    groups = choice.groups
-    sizes = [group.units for group in groups]
-    droprates = _droprates(choice, droprate)
-    family = as_sparsifier(gate)
-    start = family.start(_droprate_of_each_gate(model, groups, droprates))
-    bank = GateBank(start, sizes, gate, family.readouts[0] if readout is None else readout)
-    placed = placements(model, groups, bank)
+    selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    bank = _bank(model, selected, droprate, gate, readout)
+    placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
         _refuse_without_activation(placed, bank)
-    gated = GatedModel(model, bank, choice, sample, (args, dict(kwargs or {})))
+    gated = GatedModel(model, bank, selected, sample, (args, dict(kwargs or {})))
     gated.training = model.training
     try:
         for module, multipliers in placed.items():
@@ -114,7 +103,7 @@ def attach_gates(
     except BaseException:
         remove_gates(gated)
         raise
-    bank.spread()  # last of all: what is refused draws no random numbers
+    bank.spread()  # last, so that a refused call draws no random numbers
     if keep_mean:
         _divide_by_mean(gated)
     return gated
@@ -137,10 +126,19 @@ def remove_gates(gated: GatedModel) -> nn.Module:
     swapped = [module for module in gated.model.modules() if is_swapped(module)]
     if any(module.__dict__[KEY].bank is not gated.gates for module in swapped):
         raise ArgumentError(
-            "this model has got other gates since; remove_gates takes what the last call of "
-            "attach_gates returned"
+            "attach_gates was called on this model again; pass what the last call returned"
         )
     return restore_all(gated.model)
+
+
+def _check_arguments(model: Any, sample: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"attach_gates takes a module, not a {type(model).__name__}")
+    if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
+        raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
+    if sample not in ("batch", "example"):
+        raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
+    _refuse_weights(model)
 
 
 def _refuse_weights(model: nn.Module) -> None:
@@ -149,8 +147,8 @@ def _refuse_weights(model: nn.Module) -> None:
             raise ArgumentError(f"{name} has no shape yet: call the model once on an example")
         if parameter.is_inference():
             raise ArgumentError(
-                f"{name} was made in torch.inference_mode(), and nothing can be learnt through it: "
-                "make the model outside"
+                f"{name} was made in torch.inference_mode(), so it has no gradients: make the "
+                "model outside of that mode"
             )
     if {parameter.device.type for parameter in model.parameters()} == {"meta"}:
         raise ArgumentError(
@@ -159,12 +157,30 @@ def _refuse_weights(model: nn.Module) -> None:
         )
 
 
-def _droprates(choice: SelectedGroups, droprate: float | Mapping[str, float] | None) -> list[float]:
+def _bank(
+    model: nn.Module,
+    selected: SelectedGroups,
+    droprate: float | Mapping[str, float] | None,
+    gate: Gate,
+    readout: str | None,
+) -> GateBank:
+    """The gates of the selected groups, on the device of the model."""
+    family = as_sparsifier(gate)
+    droprates = _droprates(selected, droprate)
+    start = family.start(_droprate_of_each_gate(model, selected.groups, droprates))
+    sizes = [group.units for group in selected.groups]
+    return GateBank(start, sizes, gate, family.readouts[0] if readout is None else readout)
+
+
+def _droprates(
+    selected: SelectedGroups, droprate: float | Mapping[str, float] | None
+) -> list[float]:
     """One for each group."""
+    groups = selected.groups
     if droprate is not None:
-        return per_group(choice.groups, droprate, "droprate")
-    traced = {group.name for group in choice.analysis or ()}
-    return [TRACED_DROPRATE if group.name in traced else SITE_DROPRATE for group in choice.groups]
+        return per_group(groups, droprate, "droprate")
+    traced = {group.name for group in selected.analysis or ()}
+    return [TRACED_DROPRATE if group.name in traced else SITE_DROPRATE for group in groups]
 
 
 def _droprate_of_each_gate(
@@ -203,8 +219,8 @@ def _refuse_modules(placed: dict[nn.Module, list[Multiplier]]) -> None:
     for module, multipliers in placed.items():
         if isinstance(module, torch.jit.ScriptModule):
             raise SiteError(
-                f"{multipliers[0].name}: TorchScript reads its weights without asking anybody, so "
-                "they cannot have gates; attach them before torch.jit.script"
+                f"{multipliers[0].name}: TorchScript reads weights past Python, so they cannot "
+                "have gates; attach the gates before torch.jit.script"
             )
         if isinstance(module, nn.RNNBase):
             raise SiteError(
@@ -214,7 +230,7 @@ def _refuse_modules(placed: dict[nn.Module, list[Multiplier]]) -> None:
 
 
 def _divide_by_mean(gated: GatedModel) -> None:
-    """Make the expected parameters those of the model before."""
+    """Divide the gated weights by E[z], so that their mean under the gates is as before."""
     with torch.no_grad():
         mean = gated.gates.mean()
         values = gated.gates.by_group(mean)
@@ -229,14 +245,14 @@ def _divide_by_mean(gated: GatedModel) -> None:
 
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Call the model once: gates that its forward does not read would do nothing, silently."""
+    """Call the model once. Refuse gates on a parameter that its forward does not read."""
     bank = gated.gates
     devices = [bank.device] if bank.device.type == "cuda" else []
     bank.seen = set()
-    as_before = in_mode(gated, training=False), buffers_kept(gated.model)
+    restored = in_mode(gated, training=False), buffers_kept(gated.model)
     try:
-        with as_before[0], as_before[1], torch.no_grad(), torch.random.fork_rng(devices=devices):
-            _called(gated, args, kwargs)
+        with restored[0], restored[1], torch.no_grad(), torch.random.fork_rng(devices=devices):
+            _call(gated, args, kwargs)
         unread = _unread(gated, bank.seen)
     finally:
         bank.seen = None
@@ -248,7 +264,7 @@ def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         )
 
 
-def _called(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _call(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     try:
         gated(*args, **kwargs)
     except HardConcreteError:

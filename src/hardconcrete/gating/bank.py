@@ -30,7 +30,7 @@ Held = tuple[Values | None, Tensor | None, Values | None]
 it; what modules in evaluation see."""
 
 HISTORY = ("original", "checks")
-"""What ``shrink`` keeps in the bank: which units it removed, and which may be next."""
+"""What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
 
 
 class GateBank(nn.Module):
@@ -118,19 +118,19 @@ class GateBank(nn.Module):
 
     @property
     def _first(self) -> Tensor:
-        found: Tensor = getattr(self, self.names[0])
-        return found
+        first: Tensor = getattr(self, self.names[0])
+        return first
 
     @property
     def location(self) -> Tensor:
         """The parameter that places the gates (``Sparsifier.location``)."""
         if self.family.location is None:
-            raise GateError(f"{type(self.family).__name__} gates have no location to be moved by")
-        found: Tensor = getattr(self, self.family.location)
-        return found
+            raise GateError(f"{type(self.family).__name__} gates have no location parameter")
+        location: Tensor = getattr(self, self.family.location)
+        return location
 
     def moved_to(self, location: Tensor) -> dict[str, Tensor]:
-        """The parameters of the gates if ``location`` were this."""
+        """The parameters of the gates with another ``location``."""
         return {**self.gate_parameters(), cast(str, self.family.location): location}
 
     def openness(self) -> Tensor:
@@ -213,14 +213,14 @@ class GateBank(nn.Module):
         for name in self.learned:
             parameter = self.get_parameter(name).requires_grad_(not frozen)
             if frozen:
-                parameter.grad = None  # else an optimiser goes on with the last one
+                parameter.grad = None  # else an optimizer applies the last one again
 
     def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
         """A context in which modules in training see ``drawn``, and others see ``read``."""
         return Holding(self, drawn, read)
 
     def by_group(self, z: Tensor) -> Values:
-        """One tensor per group, in one operation: the gradients of slices would cost one each."""
+        """One tensor per group. One split is faster than slices, which have a gradient each."""
         return z.split_with_sizes(self.sizes, dim=-1)
 
     def values(self, training: bool) -> Values:
@@ -237,8 +237,7 @@ class GateBank(nn.Module):
                 "gates have no value here: in training they are drawn for one call of the "
                 "GatedModel; call it instead of its inner model, itself in training, put other "
                 "methods inside `with gated.draw():`, or call gated.eval() for the test-time "
-                "values. (Around layers that are compiled on their own, a checkpoint has to be "
-                "compiled with them.)"
+                "values. (Compile an activation checkpoint together with the layers in it.)"
             )
         if compiling:
             return drawn if outside is None else self._checked_draw(drawn, outside)
@@ -249,7 +248,7 @@ class GateBank(nn.Module):
         return drawn
 
     def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
-        """A draw that compiled code did not make itself, by group; ``drawn`` is the same whole."""
+        """A draw that compiled code did not make, by group; ``drawn`` holds all groups."""
         exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there

@@ -16,10 +16,9 @@ SAMPLES = Parameter("samples", Parameter.KEYWORD_ONLY, default=None, annotation=
 
 
 def signed_class(kind: Any, model: nn.Module) -> Any:
-    """The class of a gated model whose ``forward`` shows the parameters of the model's forward.
+    """A class of gated models whose ``forward`` has the signature of the model's forward.
 
-    Tools choose inputs by them: a trainer drops the columns of a data set that no parameter names.
-    Only the signature differs: ``inspect`` cannot ask an instance for it.
+    Trainers use it to drop unused columns of a data set. ``inspect`` reads signatures from classes.
     """
     kind = getattr(kind, "unsigned", kind)
     try:

@@ -59,7 +59,7 @@ MAX_TIMELINE_ENTRIES = 64
 
 
 def refuse_inside_draw() -> None:
-    """Refuse to recompute a call inside ``gated.draw()``: did its forward draw for itself?"""
+    """Refuse to recompute a call inside ``gated.draw()``: its forward may have had other gates."""
     if in_backward():
         raise GateError(
             "a call of the GatedModel is recomputed inside of gated.draw(): call backward after it"
@@ -141,7 +141,7 @@ class Draws:
 
     @_disable_dynamo
     def record_again(self) -> None:
-        """Gates are read in a forward, and the timeline ends with another draw: record it again."""
+        """Record the draw in force again, because the timeline ends with another one."""
         mine = self._threads.get(current_thread())
         if mine is None or not mine.calls:
             self._shared = True
@@ -163,8 +163,8 @@ class Draws:
             return
         if not torch.equal(self._of_forward(False, z if frozen else None), z):
             raise GateError(
-                "layers that were compiled on their own are recomputed while other gates are drawn "
-                "than in their forward: compile the checkpoint with them"
+                "compiled layers are recomputed with other gates than in their forward: compile "
+                "the checkpoint together with the layers in it"
             )
 
     @_disable_dynamo
@@ -214,8 +214,8 @@ class Draws:
             return otherwise
         if len(draws) != 1 or self._shared:
             raise GateError(
-                f"a recomputation in backward finds {len(draws)} draws of the gates that could be "
-                "its own: use checkpoint(..., use_reentrant=False), inside of a call of the "
+                f"a recomputation in backward finds {len(draws)} draws of the gates that could "
+                "belong to it: use checkpoint(..., use_reentrant=False), inside of a call of the "
                 "GatedModel, with gates that learn or are frozen, in one mode for forward and "
                 "backward, and not in several threads"
             )

@@ -92,19 +92,19 @@ def _register_parameter(module: Any, name: str, param: Any) -> None:
 
 
 def _refuse_removal(module: Any, name: str) -> None:
-    """A parametrization removes a parameter, and would start from its product with the gates."""
+    """Refuse parametrizations: they would start from the product of a weight and its gates."""
     if any(multiplier.parameter == name for multiplier in module.__dict__[KEY].multipliers):
         raise GateError(
             f"{name} has gates, so it cannot be removed or parametrized; take them off first "
-            "(hc.remove_gates), and attach them to what was parametrized"
+            "(hc.remove_gates), and attach gates to the parametrized model"
         )
     type(module).ungated.__delattr__(module, name)
 
 
 def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001
-    """Copies and pickles name the ungated class, and make the gated one anew.
+    """Pickle the ungated class; the gated class is made again when the copy is read.
 
-    An ungated class that this library made is in no module, and is made anew, too.
+    Ungated classes that this library made are made again, too, because no module holds them.
     """
     kind: Any = type(module)
     forward = kind.__dict__.get("forward")

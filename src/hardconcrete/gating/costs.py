@@ -1,4 +1,4 @@
-"""What a gated model costs: on average over draws of its gates, and by their readout."""
+"""Costs of a gated model: the mean over draws of its gates, and by their readout."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hardconcrete.gating.gated_model import GatedModel
 
 LATENCY = "latency_ms"
-"""The cost that a clock gives."""
+"""The name of the measured cost."""
 
 GROUP_SIZE = "group_size"
 """The paper's uncoupled number of weights."""
@@ -34,7 +34,7 @@ class CostTables:
     latency: LatencyTable | None = None
 
     def to(self, device: torch.device) -> None:
-        """Move to another device, which takes other times: the latency is dropped."""
+        """Move the ledger to another device, and drop the latencies of the old one."""
         if self.ledger is not None:
             self.ledger = self.ledger.to(device)
         if self.latency is not None and self.latency.selects.device != device:
@@ -62,23 +62,26 @@ class GatedCosts:
 
     @property
     def ledger(self) -> Ledger:
-        """What the model costs by its gates; made when it is first asked for, by tracing."""
+        """Costs by gates. The first access traces the model."""
         if self._tables.ledger is None:
             if torch.compiler.is_compiling():
-                raise GateError("costs are found by tracing: ask once before compiling")
+                raise GateError(
+                    "costs need a trace of the model: call gated.expected('macs') once before "
+                    "compiling"
+                )
             with torch.inference_mode(False):  # it will be differentiated elsewhere
                 self._tables.ledger = ledger_of(self._gated)
         return self._tables.ledger
 
     @property
     def latency(self) -> LatencyTable:
-        """Times by gates; measured when they are first asked for, with default settings."""
-        found = self._tables.latency
-        return self.measure_latency() if found is None else found
+        """Times by gates. The first access measures them with default settings."""
+        table = self._tables.latency
+        return self.measure_latency() if table is None else table
 
     @property
     def has_latency(self) -> bool:
-        """Whether times were measured; they hold for the widths that the model had then."""
+        """Whether times were measured. They hold for the widths of the model at that time."""
         return self._tables.latency is not None
 
     def measure_latency(
@@ -86,7 +89,9 @@ class GatedCosts:
     ) -> LatencyTable:
         """Time every operator over a grid of widths; see ``GatedModel.measure_latency``."""
         if torch.compiler.is_compiling():
-            raise GateError("latency is measured: ask once before compiling")
+            raise GateError(
+                "latency is measured: call gated.measure_latency() once before compiling"
+            )
         with torch.inference_mode(False):  # it will be differentiated elsewhere
             table = latency_of(self._gated, batch=batch, repeats=repeats, fresh=fresh)
         self._tables.latency = table

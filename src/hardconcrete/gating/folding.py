@@ -15,17 +15,17 @@ def gate_masks(gated: GatedModel, plain: nn.Module, gates: Tensor) -> dict[str, 
     """
     names = first_names(plain)
     parameters = dict(plain.named_parameters(remove_duplicate=False))
-    found: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
     done: set[tuple[str, int | None, int]] = set()
     for group in gated.groups:
-        own = gates[group.slice]
+        values = gates[group.slice]
         for axis in group.gated:
             name = names[axis.tensor]
             if (name, axis.dim, group.index) not in done:
                 done.add((name, axis.dim, group.index))
-                z = axis.spread(own, parameters[name].dim())
-                found[name] = found[name] * z if name in found else z
-    return found
+                z = axis.spread(values, parameters[name].dim())
+                masks[name] = masks[name] * z if name in masks else z
+    return masks
 
 
 @torch.no_grad()

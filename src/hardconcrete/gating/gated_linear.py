@@ -1,9 +1,8 @@
 """A dense layer with gates on its inputs, whose gate gradients cost no matrix product.
 
-The layer only sees x * z, and z only acts through it, so each gate's gradient follows from one
-that is computed anyway: dL/dz = sum(x * dL/d(x z)), or where x needs no gradient, as in a first
-layer, from z dL/dz = sum(W * dL/dW). Dividing by z leaves shut gates without a gradient, which is
-what they have: the rectification of eq. 5 is flat there.
+z acts only through x * z, so the gradient of each gate follows from one that is computed anyway:
+dL/dz = sum(x * dL/d(x z)). In a first layer x needs no gradient; there z dL/dz = sum(W * dL/dW) is
+divided by z. Closed gates then get no gradient, which is right: the rectification of eq. 5 is flat.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from hardconcrete.gating.compilation import in_graph
 
 TINY = 1e-30
-"""Stands for z = 0, where the numerator is 0 as well."""
+"""Replaces z = 0, where the numerator is 0 as well."""
 
 
 @in_graph
@@ -41,7 +40,7 @@ class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, gated, z, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which a saved product is not
+        if torch.is_grad_enabled():  # a saved product cannot be differentiated again
             gated = x * z
         of_x, of_z, of_weight, of_bias = ctx.needs_input_grad
         (dy,) = gradients

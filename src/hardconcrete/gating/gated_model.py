@@ -25,7 +25,7 @@ from hardconcrete.gating.summary import print_summary
 from hardconcrete.units import Analysis, Group, analyze
 
 WRAPPED = ("model", "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Names under which wrappers hold what they wrap: tools that unwrap shall not skip the gates."""
+"""Attributes that are not looked up on the model, so that tools which unwrap keep the gates."""
 
 
 class GatedModel(nn.Module):
@@ -65,20 +65,20 @@ class GatedModel(nn.Module):
         self,
         model: nn.Module,
         gates: GateBank,
-        choice: SelectedGroups,
+        selected: SelectedGroups,
         sample: str,
         example: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
         super().__init__()
         self.model = model
         self.gates = gates
-        self.groups = choice.groups
-        self.analysis = choice.analysis
-        self.overruled = choice.overruled
+        self.groups = selected.groups
+        self.analysis = selected.analysis
+        self.overruled = selected.overruled
         self.sample = sample
         self.cost_tables, self.decay = CostTables(), DecayOwners()
         self._example = example
-        self._latest = choice.analysis
+        self._latest = selected.analysis
         self.__class__ = signed_class(type(self), model)
 
     @property
@@ -98,7 +98,7 @@ class GatedModel(nn.Module):
         return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self._example)  # type: ignore[no-any-return]
 
     def forward(self, *args: Any, samples: int | None = None, **kwargs: Any) -> Any:
-        """Call the model under one draw, or under ``samples=L`` draws and stack the outputs."""
+        """Call the model under one draw; or under ``samples=L`` draws, and stack the outputs."""
         if samples is None and self.gates.held:
             refuse_inside_draw()
             return self.model(*args, **kwargs)
@@ -109,7 +109,7 @@ class GatedModel(nn.Module):
         if "samples" in signature(self.model.forward).parameters:
             raise ArgumentError(
                 "samples=... asks for draws of the gates, and this model has an argument of that "
-                "name: pass its own by position"
+                "name: pass the model's argument by position"
             )
         outputs = [self._drawn(args, kwargs) for _ in range(samples)]
         return tree_map(stack, *outputs)
@@ -144,7 +144,7 @@ class GatedModel(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "GatedModel":
-        """Copy tensors of the last call without their graph, for graphs have no copies.
+        """Copy tensors of the last call without their graph, which cannot be copied.
 
         Groups, traces and tables never change, so copies share them.
         """
@@ -172,9 +172,9 @@ class GatedModel(nn.Module):
         return _new, (kind,), self.__getstate__()
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the model, if it is none of the gated model."""
+        """Look up unknown attributes on the model."""
         parts = self.__dict__.get("_modules", {})
-        if name in parts:  # torch's own way to them takes longer, and each call reads several
+        if name in parts:  # faster than nn.Module.__getattr__; each call reads several
             return parts[name]
         try:
             return super().__getattr__(name)
@@ -201,10 +201,10 @@ class GatedModel(nn.Module):
         """Remove the units that the saved model had removed, then load."""
         if any(f"{prefix}gates.{name}" in state_dict for name in self.gates.names):
             self._refuse_others(local_metadata.get("gates", []))
-        own, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
-        if saved is not None and (own is None or not torch.equal(own.cpu(), saved.cpu())):
+        current, saved = self.gates.original, state_dict.get(f"{prefix}gates.original")
+        if saved is not None and (current is None or not torch.equal(current.cpu(), saved.cpu())):
             remove_units(self, saved)
-        elif saved is None and own is not None:
+        elif saved is None and current is not None:
             raise ArgumentError(
                 "this state has units that were removed here: load it into a new dense model, with "
                 "gates attached as before"
@@ -250,12 +250,12 @@ class GatedModel(nn.Module):
 
     @property
     def ledger(self) -> Ledger:
-        """Costs by gates; traced when first asked for."""
+        """Costs by gates. The first access traces the model."""
         return self.costs.ledger
 
     @property
     def latency(self) -> LatencyTable:
-        """Times by gates; measured with default settings when first asked for."""
+        """Times by gates. The first access measures them with default settings."""
         return self.costs.latency
 
     def measure_latency(
@@ -268,10 +268,9 @@ class GatedModel(nn.Module):
 
         Args:
             batch: examples in a call. The default is that of the example inputs.
-            repeats: timed calls of each operator at each point of its grid. Without it, the least
-                of three passes of five calls and three seconds at least: a machine that others use
-                is slow for seconds at times.
-            fresh: time again what is in the cache, for example if the machine was busy then.
+            repeats: timed calls of each operator at each grid point. By default three passes of at
+                least five calls and three seconds, of which the fastest counts.
+            fresh: measure again even if the cache has the times.
         """
         return self.costs.measure_latency(batch=batch, repeats=repeats, fresh=fresh)
 
@@ -279,12 +278,11 @@ class GatedModel(nn.Module):
         """The mean cost over draws of the gates, in float64, differentiable.
 
         A weight counts when its input unit and its output unit are open. With gates of 0 and 1 the
-        cost is what ``count`` says of the compacted model. Otherwise it includes that a group may
-        lose all units, and what goes with it; this is exact for up to twelve groups in doubt. It is
-        an approximation where named sites gate one of several layers that read or make a unit, good
-        as long as none is likely to lose all its gates; and of bytes where layers select among
-        their inputs. Single weights (``"fc1:each"``) save nothing here until all weights of a unit
-        are closed, for the matrix stays dense.
+        cost is the ``count`` of the compacted model. Otherwise the mean includes draws in which a
+        group loses all units; this is exact for up to twelve such groups. It is an approximation
+        where named sites gate one of several layers that read or make a unit, and of bytes where
+        layers select among their inputs. Single weights (``"fc1:each"``) save nothing until all
+        weights of a unit are closed, because the matrix stays dense.
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were

@@ -1,4 +1,4 @@
-"""Groups with gates: from named sites, by name in a state dict, with settings for each."""
+"""Groups of named sites, what their gates multiply, and settings by group."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,9 @@ WRAPPERS = re.compile(r"_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod
 
 
 def gate_targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
-    """What the gates of every group multiply, in words for a state dict.
+    """What the gates of every group multiply, as text for a state dict.
 
-    The words leave out wrappers, and use the first name of a parameter, as a state dict does.
+    The text leaves out wrappers, and uses the first name of a parameter, as a state dict does.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -30,12 +30,12 @@ def gate_targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
     named = [*model.named_parameters(remove_duplicate=False)]
     first = {id(parameter): name for name, parameter in reversed(named)}
 
-    def words(group: Group, axis: Axis) -> str:
+    def label(group: Group, axis: Axis) -> str:
         parameter = first[id(raw_parameter(model, axis.tensor))]
         part = "" if axis.is_one_to_one else f" ({group.name})"  # others may gate the rest
         return WRAPPERS.sub("", Site(parameter, axis.dim).label + part)
 
-    return [sorted(words(group, axis) for axis in group.gated) for group in groups]
+    return [sorted(label(group, axis) for axis in group.gated) for group in groups]
 
 
 def without_gates(groups: Iterable[Group]) -> dict[str, dict[int, Tensor]]:
@@ -81,12 +81,12 @@ def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
     return groups
 
 
-def per_group(groups: tuple[Group, ...], value: Any, what: str) -> list[Any]:
+def per_group(groups: tuple[Group, ...], value: Any, setting: str) -> list[Any]:
     """A setting for each group, from one value or a mapping by group name."""
     if not isinstance(value, Mapping):
         return [value] * len(groups)
     names = [group.name for group in groups]
     for wrong in set(names) ^ set(value):
         problem = "is not a group" if wrong in value else "has no entry"
-        raise SiteError(f"{what}: {wrong!r} {problem}; the groups are {', '.join(names)}")
+        raise SiteError(f"{setting}: {wrong!r} {problem}; the groups are {', '.join(names)}")
     return [value[name] for name in names]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 
-Settings = tuple[str, list[nn.Parameter], float, float]
-"""Name, parameters, learning rate and weight decay of a group."""
+ParameterGroup = tuple[str, list[nn.Parameter], float, float]
+"""Name, parameters, learning rate and weight decay."""
 
 
 def parameter_groups(
@@ -36,27 +36,32 @@ def parameter_groups(
         )
     for name, value in {"lr": lr, "gate_lr": gate_lr, "weight_decay": weight_decay}.items():
         _refuse_no_rate(name, value)
-    named = dict(gated.model.named_parameters(remove_duplicate=False))
-    carried = {id(named[name]) for name in gated.decayed_by_penalty}
-    trained = [parameter for parameter in gated.model.parameters() if parameter.requires_grad]
-    penalised = [parameter for parameter in trained if id(parameter) in carried]
-    plain = [parameter for parameter in trained if id(parameter) not in carried]
+    plain, penalised = _split_by_decay(gated)
     gates = [parameter for parameter in gated.gates.parameters() if parameter.requires_grad]
     decayed = {id(parameter) for parameter in plain} if weight_decay else set()
-    names = (name for name, parameter in named.items() if id(parameter) in decayed)
-    gated.decay.by_optimizer = frozenset(names)
-    settings: tuple[Settings, ...] = (
+    named = gated.model.named_parameters(remove_duplicate=False)
+    gated.decay.by_optimizer = frozenset(name for name, p in named if id(p) in decayed)
+    groups: tuple[ParameterGroup, ...] = (
         ("weights", plain, lr, weight_decay),
         ("weights decayed by the penalty", penalised, lr, 0.0),
         ("gates", gates, lr if gate_lr is None else gate_lr, 0.0),
     )
     if weight_decay == 0 and gate_lr in (None, lr):
-        settings = (("weights and gates", plain + penalised + gates, lr, 0.0),)
+        groups = (("weights and gates", plain + penalised + gates, lr, 0.0),)
     return [
         {"name": name, "params": parameters, "lr": rate, "weight_decay": decay}
-        for name, parameters, rate, decay in settings
+        for name, parameters, rate, decay in groups
         if parameters
     ]
+
+
+def _split_by_decay(gated: GatedModel) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The weights that learn: those without, and those with weight decay in a penalty."""
+    named = dict(gated.model.named_parameters(remove_duplicate=False))
+    in_penalty = {id(named[name]) for name in gated.decayed_by_penalty}
+    learned = [parameter for parameter in gated.model.parameters() if parameter.requires_grad]
+    plain = [parameter for parameter in learned if id(parameter) not in in_penalty]
+    return plain, [parameter for parameter in learned if id(parameter) in in_penalty]
 
 
 def _refuse_no_rate(name: str, value: object) -> None:

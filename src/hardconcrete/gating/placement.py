@@ -30,26 +30,29 @@ def placements(
         for axis in group.gated:
             sharing[axis.tensor, axis.dim].append((group, axis))
     placed: dict[nn.Module, list[Multiplier]] = defaultdict(list)
-    for (name, dim), own in sharing.items():
-        index = _add_table(bank, own)
-        numbers = tuple(group.index for group, _ in own)
+    for (name, dim), gated_axes in sharing.items():
+        index = _add_table(bank, gated_axes)
+        numbers = tuple(group.index for group, _ in gated_axes)
         for alias, tensor in parameters.items():
             if tensor is parameters[name]:
                 path, _, attribute = alias.rpartition(".")
-                multiplier = Multiplier(attribute, dim, numbers, index, own[0][0].name)
+                multiplier = Multiplier(attribute, dim, numbers, index, gated_axes[0][0].name)
                 owner = placed[model.get_submodule(path)]
                 if not any((m.parameter, m.dim) == (attribute, dim) for m in owner):
                     owner.append(multiplier)
     return dict(placed)
 
 
-def _add_table(bank: GateBank, own: list[tuple[Group, Axis]]) -> int | None:
-    """The gate of every index, where that is not one each. The last number means no gate."""
-    if len(own) == 1 and own[0][1].is_one_to_one:
+def _add_table(bank: GateBank, gated_axes: list[tuple[Group, Axis]]) -> int | None:
+    """Add a table with the gate of every index; None if each index has one gate.
+
+    The last number stands for no gate.
+    """
+    if len(gated_axes) == 1 and gated_axes[0][1].is_one_to_one:
         return None
-    last = sum(group.units for group, _ in own)
-    index, start = torch.full_like(own[0][1].units, last), 0
-    for group, axis in own:
+    last = sum(group.units for group, _ in gated_axes)
+    index, start = torch.full_like(gated_axes[0][1].units, last), 0
+    for group, axis in gated_axes:
         gates = axis.expand(torch.arange(start, start + group.units), fill=NO_UNIT)
         index = torch.where(gates >= 0, gates, index)
         start += group.units

@@ -75,32 +75,32 @@ def select_groups(
     patterns: Patterns,
 ) -> SelectedGroups:
     """The groups of all sites in their order; ``"auto"`` stands for the traced groups."""
-    wanted = _as_list(sites)
-    if not isinstance(wanted, list) or AUTO not in wanted:
+    listed = _as_list(sites)
+    if not isinstance(listed, list) or AUTO not in listed:
         if patterns != Patterns():
-            raise SiteError("include and exclude choose among units that are found: sites='auto'")
-        return SelectedGroups(in_order(site_groups(model, named_sites(model, wanted))))
-    named = [site for site in wanted if site != AUTO]
+            raise SiteError("include and exclude select traced groups: they need sites='auto'")
+        return SelectedGroups(in_order(site_groups(model, named_sites(model, listed))))
+    named = [site for site in listed if site != AUTO]
     named_by_label = named_sites(model, named) if named else {}
     analysis = analyze(model, args, kwargs)
     overruled = _overruled(model, analysis, named_by_label)
     traced = [group for group in patterns.matching(analysis) if group.name not in overruled]
     if not traced and not named:
         raise SiteError(_why_there_are_none(analysis))
-    by_site, place = site_groups(model, named_by_label), wanted.index(AUTO)
+    by_site, place = site_groups(model, named_by_label), listed.index(AUTO)
     groups = in_order([*by_site[:place], *traced, *by_site[place:]])
     return SelectedGroups(groups, analysis, overruled)
 
 
 def _as_list(sites: Any) -> Any:
-    """A list of sites; whatever is none stays as it is, to be refused."""
+    """A list of sites. Other values stay as they are; ``named_sites`` refuses them."""
     if sites == AUTO:
         return [AUTO]
     return list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str) else sites
 
 
 def _overruled(model: nn.Module, analysis: Analysis, named: Mapping[str, Site]) -> dict[str, str]:
-    """Traced groups that own a dimension which a named site gates, with that site."""
+    """Traced groups that gate the same dimension as a named site, with that site."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     gated = [
         (id(parameters[name]), site.dim, label)
@@ -120,4 +120,4 @@ def _overruled(model: nn.Module, analysis: Analysis, named: Mapping[str, Site]) 
 
 def _why_there_are_none(analysis: Analysis) -> str:
     reasons = "; ".join(map(str, analysis.fixed[:3])) or "no parameters"
-    return f"no units that could be removed were left in {analysis.model}: {reasons}"
+    return f"{analysis.model} has no units that could be removed: {reasons}"

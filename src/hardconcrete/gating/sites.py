@@ -1,4 +1,4 @@
-"""Where gates sit, as a user says it, checked against a model."""
+"""Sites: where you put gates by name, checked against a model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,15 +39,15 @@ class Site:
 
     @property
     def label(self) -> str:
-        """The name of the group that comes of it."""
+        """The name of the group that this site makes."""
         return f"{self.names[0]}:{'each' if self.dim is None else self.dim}"
 
 
 def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site]:
-    """Sites by name, in the order given, shorthands resolved and everything checked."""
+    """Sites by name, in order, with shorthands resolved and everything checked."""
     if isinstance(sites, str | Site) or not isinstance(sites, Iterable):
         raise SiteError(f"sites takes a list; for one site write sites=[{sites!r}]")
-    found: dict[str, Site] = {}
+    by_name: dict[str, Site] = {}
     for site in sites:
         if not isinstance(site, str) and not _is_site(site):
             raise SiteError(
@@ -55,13 +55,13 @@ def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site
                 "number of a dimension, or None"
             )
         name = site if isinstance(site, str) else site.label
-        if name in found:
-            raise SiteError(f"{name}: this site is given twice")
-        found[name] = _checked(model, name, _resolve(model, site) if name is site else site)  # type: ignore[arg-type]
-    if not found:
-        raise SiteError('no sites were given; name some, for example sites=["fc1:in"]')
-    _refuse_overlaps(model, found)
-    return found
+        if name in by_name:
+            raise SiteError(f"{name}: this site is named twice")
+        by_name[name] = _checked(model, name, _resolve(model, site) if name is site else site)  # type: ignore[arg-type]
+    if not by_name:
+        raise SiteError('the list of sites is empty; name some, for example sites=["fc1:in"]')
+    _refuse_overlaps(model, by_name)
+    return by_name
 
 
 def _is_site(site: object) -> bool:
@@ -144,7 +144,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _refuse_overlaps(model: nn.Module, sites: dict[str, Site]) -> None:
-    """Two gates on one dimension of a parameter, under whatever name, cannot be told apart."""
+    """Refuse two gates on one dimension of a parameter, also under another name of it."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     taken: list[tuple[nn.Parameter, int | None, str]] = []
     for name, site in sites.items():

@@ -1,4 +1,4 @@
-"""What is minimised besides the task's own loss, and what belongs to minimising it."""
+"""Penalties and budgets to add to the loss of a task, and checks of them."""
 
 from hardconcrete.objective.base import Penalties, Penalty
 from hardconcrete.objective.budget import Budget

@@ -1,4 +1,4 @@
-"""A budget: what a model may cost, reached while it trains. Two ways to choose the units."""
+"""A limit on the cost of a model, reached while it trains. Two classes choose the units."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -25,7 +25,7 @@ from hardconcrete.objective.projection import (
 )
 
 _KINDS: dict[str, type["Budget"]] = {}
-"""The classes by ``by``."""
+"""The class for each value of ``by``."""
 
 
 class Budget:
@@ -47,7 +47,8 @@ class Budget:
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
         latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them.
-        units: open gates of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
+        units: open gates of all groups together, or of each group by name:
+            ``{"conv1": 10, "fc1": 0.2}``.
         steps: length of the training in optimizer steps. Without it the target comes down within
             the first 1,000 steps.
         by: ``"importance"`` or ``"gates"``.
@@ -105,20 +106,10 @@ class Budget:
         round_to: int = 1,
         measure_every: int | None = None,
     ) -> None:
-        if not isinstance(gated, GatedModel):
-            raise ArgumentError(
-                f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
-            )
-        if steps is not None and not (isinstance(steps, Integral) and steps >= 3):
-            raise ArgumentError(f"steps={steps!r} is no length of a training")
+        _check_model_and_steps(gated, steps)
         _refuse_no_count(
             round_to=round_to, measure_every=1 if measure_every is None else measure_every
         )
-        if gated.gates.rule == "mean":
-            raise ArgumentError(
-                "the readout 'mean' shuts no gate, so nothing is delivered by it; attach the gates "
-                "with readout='paper' or 'median'"
-            )
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
         self.steps = None if steps is None else int(steps)
@@ -147,16 +138,16 @@ class Budget:
         raise NotImplementedError
 
     def delivered(self) -> dict[str, float]:
-        """The part of each cost that compaction would leave now."""
+        """Each cost that compaction would leave now, as a fraction of the dense total."""
         return self._by_name(self.delivered_by(self._open()))
 
     def expected(self) -> dict[str, float]:
-        """The mean of each cost over draws of the gates (see ``gated.expected``), likewise."""
+        """The mean of each cost over draws of the gates, likewise; see ``gated.expected``."""
         probability = self.gated.gates.open_probability().detach()
         return self._by_name(expected(self.gated, self.constraints, probability, exactly=True))
 
     def target(self) -> dict[str, float]:
-        """The limits, as parts of the dense totals."""
+        """The limits, as fractions of the dense totals."""
         return self._by_name(self.limits)
 
     @torch.inference_mode(False)
@@ -174,7 +165,7 @@ class Budget:
             gated: the model of this budget or a copy of it, such as an average of its weights.
             round_to: widths are multiples of this, as far as a group has as many units.
             batches: with them, units are chosen by importance and the other weights are re-fitted.
-            loss: calls the model it is given on a batch and returns a scalar.
+            loss: calls the model on a batch and returns a scalar.
 
         Example:
             >>> import torch, hardconcrete as hc
@@ -223,19 +214,33 @@ class Budget:
         return self.gated.gates.is_open().to(torch.float64)
 
     def delivered_by(self, is_open: Tensor) -> Tensor:
-        """The part of each cost that compaction would leave of these open gates, in one tensor."""
+        """Each cost of a model with these open gates, as a fraction of the dense total."""
         return delivered(self.gated, self.constraints, is_open).to(self.limits.dtype)
 
     def _terms_in_words(self) -> str:
         return " and ".join(f"{c.limit:,.6g} {c.label}" for c in self.constraints)
 
 
-def refuse_measured_gates(gated: GatedModel, what: str) -> None:
+def refuse_measured_gates(gated: GatedModel, penalty: str) -> None:
     """Refuse to learn gates that a budget by importance sets to 0 or 1."""
     if gated.gates.measured:
         raise GateError(
-            f"{what} learns gates, but a budget by importance was built for this model and keeps "
-            "them at 0 or 1: use one of the two; attach the gates anew to begin again"
+            f"{penalty} learns gates, but a budget by importance was built for this model and "
+            "keeps them at 0 or 1: use one of the two; attach gates again to start over"
+        )
+
+
+def _check_model_and_steps(gated: object, steps: object) -> None:
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(
+            f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
+        )
+    if steps is not None and not (isinstance(steps, Integral) and int(steps) >= 3):
+        raise ArgumentError(f"steps={steps!r} must be the steps of the training, at least 3")
+    if gated.gates.rule == "mean":
+        raise ArgumentError(
+            "the readout 'mean' closes no gate, so no cost falls; attach the gates with "
+            "readout='paper' or 'median'"
         )
 
 

@@ -1,10 +1,11 @@
-"""Warnings before a run that cannot prune, and of gates that have gone wrong."""
+"""Warnings of runs that cannot prune, of collapsed groups, and of gates that are NaN."""
 
 import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,15 +167,8 @@ def _check_budget(
 ) -> tuple[Reach, ...]:
     """How far the gates get if only the budget moves them; warn if that is not far enough."""
     gated = budget.gated
+    meets = partial(_meets, budget, edge)
     now = gated.gates.location.detach().clone()
-
-    def meets(location: Tensor) -> bool:
-        """Whether the budget is met with these gates, and one open unit in each group."""
-        is_open = (location > edge).double()
-        for gates in gated.by_group(is_open).values():
-            gates[0] = 1.0
-        return bool((budget.delivered_by(is_open) <= budget.limits).all())
-
     ends = simulate_budget(budget, rule, steps, factor)
     reaches = _reaches(gated, ends, edge)
     if meets(now):
@@ -188,23 +182,35 @@ def _check_budget(
             stacklevel=4,
         )
     if not meets(ends):
-        limited = budget.concerned.any(0)
-        by_group = zip(reaches, gated.by_group(limited).values(), strict=True)
-        worst = _farthest_from_closed([reach for reach, gates in by_group if gates.any()])
 
         def suffices(rule: UpdateRule) -> bool:
             return meets(simulate_budget(budget, rule, steps, factor, until=meets))
 
-        pace = sum(map(factor, range(steps)))
-        cure = _lr_that_suffices(rule, pace, suffices)
-        _warn(
-            f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
-            f"{worst.group} by {worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and "
-            f"one is closed below {worst.shut_below:.2f}. {cure} (now {rule.lr:.3g}; "
-            f"hc.parameter_groups(gate_lr=...)).{_about_decay(rule)}",
-            stacklevel=4,
-        )
+        cure = _lr_that_suffices(rule, sum(map(factor, range(steps))), suffices)
+        _warn(_cannot_meet_budget(budget, reaches, rule, steps, cure), stacklevel=4)
     return reaches
+
+
+def _meets(budget: LearnedBudget, edge: Tensor, location: Tensor) -> bool:
+    """Whether the budget is met with these gates, and one open unit in each group."""
+    is_open = (location > edge).double()
+    for gates in budget.gated.by_group(is_open).values():
+        gates[0] = 1.0
+    return bool((budget.delivered_by(is_open) <= budget.limits).all())
+
+
+def _cannot_meet_budget(
+    budget: LearnedBudget, reaches: tuple[Reach, ...], rule: UpdateRule, steps: int, cure: str
+) -> str:
+    limited = budget.gated.by_group(budget.concerned.any(0)).values()
+    by_group = zip(reaches, limited, strict=True)
+    worst = _farthest_from_closed([reach for reach, gates in by_group if gates.any()])
+    return (
+        f"this run cannot meet its budget: in {steps:,} steps it moves the gates of "
+        f"{worst.group} by {worst.start - worst.end:.2g} at most, from {worst.start:.2f}, and "
+        f"one is closed below {worst.shut_below:.2f}. {cure} (now {rule.lr:.3g}; "
+        f"hc.parameter_groups(gate_lr=...)).{_about_decay(rule)}"
+    )
 
 
 def _lr_that_suffices(rule: UpdateRule, pace: float, suffices: Callable[[UpdateRule], bool]) -> str:
@@ -217,7 +223,7 @@ def _lr_that_suffices(rule: UpdateRule, pace: float, suffices: Callable[[UpdateR
     """
     adam = ""
     if not rule.normalised:
-        adam, rule = "an Adam of their own and ", UpdateRule(pace and 1 / pace, **ADAM_DEFAULTS)
+        adam, rule = "a separate Adam and ", UpdateRule(pace and 1 / pace, **ADAM_DEFAULTS)
     rules = [replace(rule, lr=1.5**k * rule.lr) for k in range(1, MAX_LR_TRIALS + 1)]
     if not suffices(rules[-1]):
         return f"No learning rate up to {rules[-1].lr:.2g} would do"
@@ -279,18 +285,18 @@ def _values_and_gradients(bank: GateBank) -> Iterator[tuple[str, Tensor | None]]
 
 
 def _collapsed(gated: GatedModel) -> list[str]:
-    left = dict(zip(gated.gate_values(), gated.units_left(), strict=True))
+    open_units = dict(zip(gated.gate_values(), gated.units_left(), strict=True))
     units = {group.name: group.dense_units for group in gated.groups}
-    collapsed = [name for name, n in left.items() if n <= COLLAPSED_FRACTION * units[name]]
+    collapsed = [name for name, n in open_units.items() if n <= COLLAPSED_FRACTION * units[name]]
     remedy = (
         "to keep more, use a smaller lambda, a lambda for each group, a warm-up of lambda, or a "
         "budget"
     )
-    if len(collapsed) == len(left):
-        total = f"{sum(left.values())} of {sum(units.values())} units are left"
+    if len(collapsed) == len(open_units):
+        total = f"{sum(open_units.values())} of {sum(units.values())} units are left"
         return [f"the network has collapsed: {total}; {remedy}"]
     return [
-        f"{name} has {'' if left[name] == 0 else 'nearly '}collapsed: {left[name]} of "
+        f"{name} has {'' if open_units[name] == 0 else 'nearly '}collapsed: {open_units[name]} of "
         f"{units[name]} units are left; {remedy}"
         for name in collapsed
     ]

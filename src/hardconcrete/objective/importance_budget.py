@@ -32,7 +32,7 @@ STEPS_BETWEEN_CUTS = 10
 """Steps of measurement between two cuts, in a long training."""
 
 LONG_TRAINING_STEPS = 1000
-"""Length from which on every fourth step is measured, and not every step."""
+"""Trainings of at least so many steps measure every fourth step only."""
 
 
 class ImportanceBudget(Budget, by="importance"):
@@ -105,7 +105,7 @@ class ImportanceBudget(Budget, by="importance"):
             if measured:
                 self._running.add(slope)
             slope.zero_()
-        self._write()  # whatever an optimizer did to the gates is undone
+        self._write()  # an optimizer may have changed the gates
         if self._settled:
             return
         bank.measuring = self._step % self._measure_every == 0
@@ -171,13 +171,16 @@ class ImportanceBudget(Budget, by="importance"):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
         self._keep_up()
-        wanted = self.state_dict()
-        for name, value in wanted.items():
+        expected = self.state_dict()
+        for name, value in expected.items():
             if getattr(state.get(name), "shape", None) != value.shape:
-                raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
-        if state["terms"].tolist() != wanted["terms"].tolist():
+                raise ArgumentError(
+                    "this is not the state of a budget by importance of this model: "
+                    f"{name!r} differs"
+                )
+        if state["terms"].tolist() != expected["terms"].tolist():
             raise ArgumentError(
-                "this is the state of a budget of other limits or steps; here "
+                "this is the state of a budget with other limits or steps; this one has "
                 f"{self._terms_in_words()} within {self._length:,} steps"
             )
         self._step = int(state["steps"])
@@ -237,9 +240,9 @@ class ImportanceBudget(Budget, by="importance"):
             self._mask, self._places = self._mask.to(device), self._places.to(device)
             self._running.to(device)
         if bank.count != len(self._places):
-            left = torch.searchsorted(self._places, _places(bank))
-            self._running.keep(left)
-            self._mask, self._places = self._mask[left], _places(bank)
+            kept = torch.searchsorted(self._places, _places(bank))
+            self._running.keep(kept)
+            self._mask, self._places = self._mask[kept], _places(bank)
 
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""
@@ -274,15 +277,15 @@ def _refuse_other_gates(gated: GatedModel) -> None:
     bank = gated.gates
     if bank.family.location is None:
         raise ArgumentError(
-            f"a budget by importance moves the gates, and those of {type(bank.family).__name__} "
-            "are fixed: use other gates"
+            f"a budget by importance moves the gates, and {type(bank.family).__name__} gates are "
+            "fixed: use other gates"
         )
     every = torch.ones(bank.count, dtype=torch.bool, device=bank.device)
-    for words, is_open in (("closed", ~every), ("open", every)):
+    for state, is_open in (("closed", ~every), ("open", every)):
         values = bank.family.readout(bank.family.certain(is_open), bank.rule)
         if (values != is_open.to(values.dtype)).any():
             raise ArgumentError(
                 "a budget by importance needs gates that are 0 or 1, and the readout of these is "
-                f"{values.max().item():.3g} where they are certainly {words}: use the default "
+                f"{values.max().item():.3g} where they are certainly {state}: use the default "
                 "gates, or by='gates'"
             )

@@ -1,4 +1,4 @@
-"""Convert lambda from the conventions of papers and other code to the one of ``L0Penalty``."""
+"""Convert the lambda of papers and other code to the lambda of ``L0Penalty``."""
 
 import math
 from typing import Literal

@@ -101,23 +101,23 @@ class LearnedBudget(Budget, by="gates"):
         self._gain = GAIN_PER_STEP * max(1.0, math.sqrt(WARMUP_STEPS / self.warmup))
         if gated.gates.family.location is None:
             raise ArgumentError(
-                f"a budget with by='gates' needs gates that learn, and those of "
-                f"{type(gated.gates.family).__name__} are fixed: use other gates"
+                f"a budget with by='gates' needs gates that learn, and "
+                f"{type(gated.gates.family).__name__} gates are fixed: use other gates"
             )
         location = gated.gates.location.detach()
-        many = len(self.constraints)
+        limit_count = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])
         self._start = torch.maximum(self.delivered_by(self._open()), self.limits)
-        self._log_scale = location.new_full((many,), math.log(FIRST_SCALE))
+        self._log_scale = location.new_full((limit_count,), math.log(FIRST_SCALE))
         self._steps = torch.zeros((), dtype=torch.int64, device=location.device)
-        self._price = location.new_zeros(many, 0)
+        self._price = location.new_zeros(limit_count, 0)
         self._cache: tuple[LatencyTable | None, Tensor, tuple[Tensor, Tensor]] | None = None
         self._begin()
 
     def __call__(self) -> Tensor:
         """The term for the loss: its gradient is that of the expected costs times the prices.
 
-        Its value is the sum of these costs as parts of the dense totals, whatever the prices are.
+        Its value is the sum of these costs as fractions of the dense totals, without the prices.
         """
         refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
@@ -172,15 +172,17 @@ class LearnedBudget(Budget, by="gates"):
         return {name: getattr(self, f"_{name}").clone() for name in STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken. Load the model first: prices follow gates."""
+        """Continue where ``state_dict`` was taken. Load the state of the model first."""
         self._keep_up()
         for name in STATE:
             present = getattr(self, f"_{name}")
             if getattr(state.get(name), "shape", None) != present.shape:
-                raise ArgumentError(f"this is not the state of such a budget: see its {name!r}")
+                raise ArgumentError(
+                    f"this is not the state of a learned budget of this model: {name!r} differs"
+                )
         if not torch.equal(state["terms"].to(self._terms), self._terms):
             raise ArgumentError(
-                "this is the state of a budget of other limits or steps; here "
+                "this is the state of a budget with other limits or steps; this one has "
                 f"{self._terms_in_words()} within {self.warmup:,} steps"
             )
         for name in STATE:
@@ -198,7 +200,7 @@ class LearnedBudget(Budget, by="gates"):
         return (delivered / target).log().clamp(-1.0, 1.0)
 
     def _keep_up(self) -> None:
-        """Follow ``shrink``, which may have removed gates; limits are about the dense model."""
+        """Follow ``shrink``, which may have removed gates. Limits refer to the dense model."""
         if self._price.shape[1] != self.gated.gates.count:
             self._begin()
 
@@ -242,9 +244,10 @@ class LearnedBudget(Budget, by="gates"):
         return costs.to(dtype), slopes.to(dtype) / (BAND * self.limits[:, None])
 
     def _costs(self, is_open: Tensor) -> tuple[Tensor, Tensor]:
-        """The same as parts of the dense totals; cached while no gate opens or closes.
+        """The same as fractions of the dense totals.
 
-        Not on a GPU, where the comparison would wait for the device, and not in compiled code.
+        They are cached while no gate opens or closes. There is no cache on a GPU, where the
+        comparison would wait for the device, and in compiled code.
         """
         if not is_open.is_cpu or torch.compiler.is_compiling():
             return self._compute_costs(is_open)
@@ -275,9 +278,9 @@ def budget_number(limit: Constraint, warmup: int) -> int:
 
 
 def _slopes(
-    function: Callable[[Tensor], tuple[list[Tensor], Tensor]], at: Tensor, many: int
+    function: Callable[[Tensor], tuple[list[Tensor], Tensor]], at: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of ``many`` numbers, and the second result of the function.
+    """The gradients of ``count`` numbers, and the second result of the function.
 
     Autograd takes half the time of ``torch.func``, and cannot be compiled here.
     """
@@ -287,7 +290,7 @@ def _slopes(
             numbers, more = function(at)
             return numbers[k], more
 
-        results = [torch.func.grad(one, has_aux=True)(at, k) for k in range(many)]
+        results = [torch.func.grad(one, has_aux=True)(at, k) for k in range(count)]
         return torch.stack([slope for slope, _ in results]), results[0][1]
     with torch.enable_grad():
         at = at.detach().requires_grad_()

@@ -66,24 +66,11 @@ class L0Penalty:
         examples: int | None = None,
         decay_moves_gates: bool = True,
     ) -> None:
-        if not isinstance(gated, GatedModel):
-            raise ArgumentError(
-                f"L0Penalty takes what attach_gates returned, not a {type(gated).__name__}"
-            )
-        if cost != "group_size":
-            raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
-        _refuse_no_number(weight_decay=weight_decay)
-        _refuse_no_count(examples)
-        if not 0 <= weight_decay < math.inf:
-            raise ArgumentError(f"weight_decay={weight_decay} must not be negative or infinite")
-        if prior is not None and examples is None:
-            raise ArgumentError(
-                "a prior needs examples=N: its divergence counts 1/N in a mean loss"
-            )
+        _check_arguments(gated, cost, weight_decay, prior, examples)
         self.gated = gated
         self.schedule = _as_schedule(lam, examples)
         self.weight_decay = weight_decay
-        self.prior: Rectified | None = None
+        self.prior: Rectified | None = None  # set below: ``_update`` refuses a prior of other gates
         self.examples = examples or 0
         self.decay_moves_gates = decay_moves_gates
         self.steps = 0
@@ -119,8 +106,8 @@ class L0Penalty:
             self._update()
         total = (probability * self.prices.to(probability.device)).sum()
         if self.weight_decay:
-            felt = probability if self.decay_moves_gates else probability.detach()
-            squares = (felt * self.squared_norms()).sum() + self._squares_without_gates()
+            weights = probability if self.decay_moves_gates else probability.detach()
+            squares = (weights * self.squared_norms()).sum() + self._squares_without_gates()
             total = total + 0.5 * self.weight_decay * squares
         if self.prior is not None:
             divergence = self.gated.gates.family.divergence(parameters(), self.prior)
@@ -180,8 +167,8 @@ class L0Penalty:
             self._refuse_long_prior()
             self.prices = torch.zeros(bank.count, dtype=bank.dtype, device=bank.device)
             self._free = {
-                name: {dim: index.to(bank.device) for dim, index in found.items()}
-                for name, found in without_gates(groups).items()
+                name: {dim: index.to(bank.device) for dim, index in by_dim.items()}
+                for name, by_dim in without_gates(groups).items()
             }
         prices = [
             torch.full((group.units,), float(now[group.name]) * group.size) for group in groups
@@ -193,8 +180,8 @@ class L0Penalty:
         entries = 1 if self.prior is None else self.prior.batch_shape.numel()
         if entries not in (1, self.gated.gates.count):
             raise ArgumentError(
-                f"the prior has {entries} entries, one for every gate that there was, and units "
-                "were removed: build the L0Penalty anew, its prior for those that are left"
+                f"the prior has {entries} entries, and {self.gated.gates.count} gates remain after "
+                "units were removed: build a new L0Penalty with a prior for these"
             )
 
     def _refuse_second_decay(self) -> None:
@@ -208,10 +195,22 @@ class L0Penalty:
             )
 
 
-def _refuse_no_number(**values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise ArgumentError(f"{name}={value!r} must be a number")
+def _check_arguments(
+    gated: object, cost: object, weight_decay: Any, prior: object, examples: object
+) -> None:
+    if not isinstance(gated, GatedModel):
+        raise ArgumentError(
+            f"L0Penalty takes what attach_gates returned, not a {type(gated).__name__}"
+        )
+    if cost != "group_size":
+        raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
+    if not isinstance(weight_decay, Real) or isinstance(weight_decay, bool):
+        raise ArgumentError(f"weight_decay={weight_decay!r} must be a number")
+    _refuse_no_count(examples)
+    if not 0 <= float(weight_decay) < math.inf:
+        raise ArgumentError(f"weight_decay={weight_decay} must not be negative or infinite")
+    if prior is not None and examples is None:
+        raise ArgumentError("a prior needs examples=N: its divergence counts 1/N in a mean loss")
 
 
 def _refuse_no_count(examples: object) -> None:

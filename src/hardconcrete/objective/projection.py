@@ -84,7 +84,7 @@ def project(
         limits: the costs that the mask has to keep; without any, only widths change.
         round_to: widths are multiples of this, as far as a group has as many units.
         batches: your batches, to choose units by importance and to re-fit the weights that stay.
-        loss: calls the model it is given on a batch and returns a scalar.
+        loss: calls the model on a batch and returns a scalar.
         importance: of every unit, as a budget measured it; it decides where there are no batches.
 
     Example:
@@ -115,7 +115,7 @@ def _most_important(
 ) -> Tensor:
     """Which units stay by importance, as in training.
 
-    A closed unit has none, whatever it might gain: its weights were not trained with the others.
+    Closed units count as unimportant, because their weights were not trained with the others.
     """
     was_open = gated.gates.is_open()
     costs, settings = CostTargets(gated, limits, was_open.double())(1.0)
@@ -136,7 +136,7 @@ def _most_certain(gated: GatedModel, limits: Sequence[Constraint], round_to: int
 
     A group that is closed altogether, such as the inside of a residual branch, opens after all
     others. The layers that follow it, perhaps a batch norm, have adapted to its absence. One block
-    of it counts, and stays, anyway.
+    of it stays in any case.
     """
     is_open, loose, every = gated.gates.is_open(), list[Block](), list[Block]()
     for group in gated.groups:
@@ -174,7 +174,7 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     openness = gated.gates.openness().double()
     chance = gated.gates.open_probability().double()
     order = openness[group.slice].argsort(descending=True, stable=True) + group.start
-    alike = group.name in {found.name for found in gated.analysis or ()}
+    alike = group.name in {traced.name for traced in gated.analysis or ()}
     blocks: list[Block] = []
     alive = is_open[group.slice].any().item()
     rank: tuple[float, ...] = alive, 1.0, math.inf, 0.0
@@ -213,8 +213,8 @@ class _Fits:
         if self.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
-        found = [cheapest_mask(self.gated, *kind).bool() for kind in kinds]
-        return [torch.where(units, one_each, is_open) for one_each in found]
+        cheapest = [cheapest_mask(self.gated, *kind).bool() for kind in kinds]
+        return [torch.where(units, one_each, is_open) for one_each in cheapest]
 
     def __call__(self, is_open: Tensor) -> bool:
         counted = is_open.double()
@@ -243,7 +243,7 @@ def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block], every: list[Block]
             if fits(one_each):
                 return _filled(fits, one_each, sorted(every, key=lambda block: block.rank))
         raise CompactionError(
-            "the budget cannot be kept: with one block of each group it is exceeded still; raise "
+            "the budget cannot be kept: one block of each group already exceeds it; raise "
             f"the budget{', or lower round_to' * (fits.round_to > 1)}"
         )
     while least < most:
@@ -287,7 +287,7 @@ def _without(is_open: Tensor, blocks: Sequence[Block]) -> Tensor:
 
 
 STACKLEVEL = 5
-"""Of the warnings below: from here over ``Budget.project`` and ``compact`` to its caller."""
+"""Stack level of the warnings below: the caller of ``compact``, over ``Budget.project``."""
 
 
 def warn_of_distance(gated: GatedModel, limits: Sequence[Constraint], advice: str) -> None:

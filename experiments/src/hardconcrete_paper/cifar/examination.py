@@ -78,9 +78,9 @@ def read_run(folder: RunFolder) -> tuple[CifarExperiment, CifarResult | None]:
         result = CifarResult.of(record["result"]) if "result" in record else None
         return CifarExperiment.of(record["settings"]), result
     except (AttributeError, KeyError, TypeError, ArgumentError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else error
+        problem = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise DataError(
-            f"{folder.record} is no record of this version's `hardconcrete-paper wrn`: {what}; "
+            f"{folder.record} is no record of this version's `hardconcrete-paper wrn`: {problem}; "
             "move its folder away"
         ) from error
 
@@ -105,7 +105,7 @@ def examine(experiment: CifarExperiment, trained: Trained) -> Iterator[CifarResu
     plain, few, test = prepare.eval(), trained.training.take(slice(10_000)), trained.open_test()
     if result is None:
         image = torch.zeros(1, 3, 32, 32)
-        own, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
+        compacted, dense = hc.count(small, image.to(place)), hc.count(experiment.build(), image)
         gated = isinstance(averaged, hc.GatedModel)
         engine = trained.engine
         seen = engine.epochs * engine.steps * learner.recipe.batch_size
@@ -113,8 +113,8 @@ def examine(experiment: CifarExperiment, trained: Trained) -> Iterator[CifarResu
             error=round(error_rate(small, test, prepare=plain), 4),
             raw_error=round(error_rate(learner.model, test, prepare=plain), 4),
             units=units,
-            macs=(own.macs, dense.macs),
-            params=(own.params, dense.params),
+            macs=(compacted.macs, dense.macs),
+            params=(compacted.params, dense.params),
             expected_macs=averaged.expected("macs").item() if gated else dense.macs,
             seconds=round(engine.seconds, 2),
             seconds_to_build=round(trained.seconds_to_build, 1),
@@ -145,8 +145,8 @@ def _compacted(
         limit = hc.Budget(averaged, **limits, by="gates")
         small = hc.compact(averaged, budget=limit, round_to=ROUND_TO)
         hc.recalibrate(small, batches)  # other units than the readout's may be open
-        left = hc.CompactionPlan.of(small).groups
-        return small, tuple(len(left[group.name].kept) for group in averaged.groups)
+        kept = hc.CompactionPlan.of(small).groups
+        return small, tuple(len(kept[group.name].kept) for group in averaged.groups)
     if isinstance(averaged, hc.GatedModel):
         return hc.compact(averaged), averaged.units_left()
     return averaged, ()

@@ -149,8 +149,8 @@ class CifarExperiment:
             >>> CifarExperiment(variant="budget").settings()["macs"]
             0.5
         """
-        own = {RECORDED.get(key, key): value for key, value in asdict(self).items()}
-        return {**own, "lam": self.price, "macs": self.limits.get("macs")}
+        recorded = {RECORDED.get(key, key): value for key, value in asdict(self).items()}
+        return {**recorded, "lam": self.price, "macs": self.limits.get("macs")}
 
     @property
     def price(self) -> float:
@@ -160,8 +160,8 @@ class CifarExperiment:
     @property
     def limits(self) -> dict[str, float]:
         """What a budget leaves, as parts of what the dense network has."""
-        given = {"macs": self.macs, "params": self.params}
-        return {cost: part for cost, part in given.items() if part is not None} or {"macs": MACS}
+        limits = {"macs": self.macs, "params": self.params}
+        return {cost: part for cost, part in limits.items() if part is not None} or {"macs": MACS}
 
     @property
     def before_mean(self) -> int:
@@ -272,10 +272,10 @@ def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Bu
     try:
         return hc.Budget(gated, **targets, steps=steps, by="gates")
     except ArgumentError as error:
-        given = " and ".join(f"--{cost} {part:g}" for cost, part in limits.items())
+        limits_in_words = " and ".join(f"--{cost} {part:g}" for cost, part in limits.items())
         aims = " and ".join(f"{target:.3g}" for target in targets.values())
         raise ArgumentError(
-            f"{given} is too small: training aims at {aims}, so that widths can be "
+            f"{limits_in_words} is too small: training aims at {aims}, so that widths can be "
             f"filled up to multiples of {ROUND_TO}, and {error}"
         ) from error
 

@@ -59,15 +59,15 @@ class Run:
 
 def finished(runs: Path) -> list[Run]:
     """All runs under a folder that are at their end and were tested on the test set."""
-    found = []
+    runs_at_end = []
     for path in sorted(runs.glob("*/record.json")):
         folder = RunFolder(path.parent)
         if "result" not in folder.read():  # not at its end, or of table 1
             continue
         experiment, result = read_run(folder)
         if result and not experiment.validate:
-            found.append(Run(experiment, result, folder))
-    return found
+            runs_at_end.append(Run(experiment, result, folder))
+    return runs_at_end
 
 
 def table2(runs: Path) -> str:
@@ -80,7 +80,7 @@ def table2(runs: Path) -> str:
         ...     print(error)
         nowhere holds no finished run: train some with `hardconcrete-paper wrn`
     """
-    found = _some(runs)
+    finished_runs = _some(runs)
     lines = [
         "# Table 2",
         "",
@@ -94,23 +94,27 @@ def table2(runs: Path) -> str:
         "| images/s | paper |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    keys = dict.fromkeys((run.row, run.experiment.dataset, run.experiment.epochs) for run in found)
+    keys = dict.fromkeys(
+        (run.row, run.experiment.dataset, run.experiment.epochs) for run in finished_runs
+    )
     for row, dataset, epochs in keys:
         key = row, dataset, epochs
-        alike = [r for r in found if (r.row, r.experiment.dataset, r.experiment.epochs) == key]
-        own = [run.result for run in alike]
+        alike = [
+            r for r in finished_runs if (r.row, r.experiment.dataset, r.experiment.epochs) == key
+        ]
+        results = [run.result for run in alike]
         published = PUBLISHED.get(row) if epochs == EPOCHS else None
         paper = published[dataset == "cifar100"] if published else None
         cells = [
             *row,
             dataset,
             str(epochs),
-            str(len(own)),
-            spread([result.error for result in own], "{:.2f}%"),
-            spread([100 * result.macs[0] / result.macs[1] for result in own], "{:.1f}%"),
-            spread([100 * result.expected_macs / result.macs[1] for result in own], "{:.1f}%"),
-            spread([100 * result.params[0] / result.params[1] for result in own], "{:.1f}%"),
-            "; ".join(_faster(own)),
+            str(len(results)),
+            spread([result.error for result in results], "{:.2f}%"),
+            spread([100 * result.macs[0] / result.macs[1] for result in results], "{:.1f}%"),
+            spread([100 * result.expected_macs / result.macs[1] for result in results], "{:.1f}%"),
+            spread([100 * result.params[0] / result.params[1] for result in results], "{:.1f}%"),
+            "; ".join(_faster(results)),
             _rates(alike),
             "" if paper is None else f"{paper:.2f}%",
         ]
@@ -138,29 +142,31 @@ def _last_rate(run: Run) -> float | None:
 
 
 def _faster(results: Sequence[CifarResult]) -> Iterable[str]:
-    for where in dict.fromkeys(chain.from_iterable(result.latency for result in results)):
-        times = [result.latency[where] for result in results if where in result.latency]
+    for setting in dict.fromkeys(chain.from_iterable(result.latency for result in results)):
+        times = [result.latency[setting] for result in results if setting in result.latency]
         ratio = statistics.median(dense / small for dense, small in times)
-        yield f"{ratio:.2f}x ({where})"
+        yield f"{ratio:.2f}x ({setting})"
 
 
 def figure4(runs: Path, out: Path) -> Drawing:
     """FLOPs over training on both data sets (a, b), test and training error (c, in two panels)."""
     check_plotting(out)
-    found = [run for run in _some(runs) if run.experiment.network.startswith("wrn")]
+    wide_runs = [run for run in _some(runs) if run.experiment.network.startswith("wrn")]
     facts: dict[str, float] = {}
 
-    rows = dict.fromkeys(run.row[1] for run in found)
+    rows = dict.fromkeys(run.row[1] for run in wide_runs)
     colours = dict(zip(rows, cycle(ROW_COLOURS), strict=False))
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 4)
         for axes, dataset in zip(panels, ("cifar10", "cifar100"), strict=False):
-            own = [run for run in found if run.experiment.dataset == dataset]
-            facts.update(_flops(axes, own, colours))
+            runs_of_dataset = [run for run in wide_runs if run.experiment.dataset == dataset]
+            facts.update(_flops(axes, runs_of_dataset, colours))
             axes.set(title=dataset, xlabel="epoch", ylim=(0, None))
             axes.set_ylabel("GFLOPs: expected (line), delivered (dots)")
-        _errors(panels[2:], [run for run in found if run.experiment.dataset == "cifar10"], colours)
+        _errors(
+            panels[2:], [run for run in wide_runs if run.experiment.dataset == "cifar10"], colours
+        )
         for axes in panels:
             if not axes.lines:
                 axes.text(0.5, 0.5, "no run yet", transform=axes.transAxes, ha="center")
@@ -172,10 +178,10 @@ def figure4(runs: Path, out: Path) -> Drawing:
 
 
 def _some(runs: Path) -> list[Run]:
-    found = finished(runs)
-    if not found:
+    finished_runs = finished(runs)
+    if not finished_runs:
         raise DataError(f"{runs} holds no finished run: train some with `hardconcrete-paper wrn`")
-    return found
+    return finished_runs
 
 
 def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dict[str, float]:

@@ -110,13 +110,13 @@ def train_rows(experiments: list[Any], minutes: float | None, **where: Any) -> N
     from hardconcrete_paper.cifar.run import run
     from hardconcrete_paper.training.processes import agreed, rank
 
-    began, left = time.perf_counter(), minutes
+    began, remaining = time.perf_counter(), minutes
     for experiment in experiments:
         if minutes is not None and experiment is not experiments[0]:
-            left = minutes - agreed(time.perf_counter() - began) / 60
+            remaining = minutes - agreed(time.perf_counter() - began) / 60
         result = None
-        if left is None or left >= 0:
-            result = run(experiment, **where, minutes=left, say=typer.echo)
+        if remaining is None or remaining >= 0:
+            result = run(experiment, **where, minutes=remaining, say=typer.echo)
         finished = float(result is not None)  # of several processes the first has the result
         if experiment is not experiments[-1]:
             finished = agreed(finished)

@@ -105,9 +105,9 @@ def from_png(contents: Contents) -> tuple[Tensor, Tensor]:
     return images.contiguous(), torch.tensor(json.loads(labels))
 
 
-def _places(folder: str, *own: str) -> tuple[str, ...]:
+def _places(folder: str, *names: str) -> tuple[str, ...]:
     """As they are unpacked, in a folder of their own or not, or loose."""
-    return (*(place for name in own for place in (name, f"{folder}/{name}")), folder, "")
+    return (*(place for name in names for place in (name, f"{folder}/{name}")), folder, "")
 
 
 def _files(md5: Mapping[str, str]) -> tuple[RemoteFile, ...]:

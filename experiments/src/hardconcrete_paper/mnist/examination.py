@@ -96,14 +96,14 @@ def examine(experiment: MnistExperiment, trained: Trained) -> list[MnistResult]:
             else {k: torch.ones(n) for k, n in network.sizes.items()}
         )
         counted = hc.count(compacted, torch.zeros(1, 1, 28, 28, device=learner.device))
-        given, expected = answers(compacted, test), answers(model, test)
-        wrong = int((given != test.labels).sum())
+        predicted, expected = answers(compacted, test), answers(model, test)
+        wrong = int((predicted != test.labels).sum())
         results.append(
             MnistResult(
                 seed=learner.seed,
                 units=now.units,
                 error=round(100 * wrong / len(test), 4),
-                disagreements=int((given != expected).sum()),
+                disagreements=int((predicted != expected).sum()),
                 expected_flops=2 * now.expected,
                 uncoupled_flops=2 * network.uncoupled(alive),
                 delivered_flops=2 * now.delivered,

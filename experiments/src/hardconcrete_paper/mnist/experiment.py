@@ -169,8 +169,8 @@ class MnistExperiment:
     @property
     def limits(self) -> dict[str, float]:
         """What a budget leaves of each cost."""
-        given = {"macs": self.macs, "params": self.params}
-        return {cost: limit for cost, limit in given.items() if limit is not None}
+        limits = {"macs": self.macs, "params": self.params}
+        return {cost: limit for cost, limit in limits.items() if limit is not None}
 
     @property
     def title(self) -> str:
@@ -247,5 +247,5 @@ def _without_bias(gated: hc.GatedModel, lam: dict[str, float]) -> dict[str, floa
 
     A map of k weights and a bias then costs lambda (k - 1), not lambda (k + 1).
     """
-    own = {g.name: (g.size - 2) / g.size for g in gated.groups if g.name.endswith(":out")}
-    return {name: value * own.get(name, 1.0) for name, value in lam.items()}
+    factors = {g.name: (g.size - 2) / g.size for g in gated.groups if g.name.endswith(":out")}
+    return {name: value * factors.get(name, 1.0) for name, value in lam.items()}

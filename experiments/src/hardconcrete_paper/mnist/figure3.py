@@ -31,8 +31,8 @@ def figure3(rows: Sequence[Row], runs: Path, out: Path) -> Drawing:
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, len(TITLES))
         for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
-            own = [row for row in rows if row.experiment.network == name]
-            facts.update(_panel(axes, name, own, runs))
+            rows_of_network = [row for row in rows if row.experiment.network == name]
+            facts.update(_panel(axes, name, rows_of_network, runs))
             axes.set(title=title, xlabel="epoch", ylim=(0, None))
             axes.set_ylabel("MFLOPs per image (one multiply-add is two)")
         handles, labels = panels[0].get_legend_handles_labels()

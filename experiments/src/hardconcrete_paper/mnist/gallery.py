@@ -69,13 +69,13 @@ def gallery(runs: Path, out: Path, seed: int = 0) -> tuple[Path, ...]:
 
 
 def _snapshots(runs: Path, experiment: MnistExperiment, seed: int) -> Snapshots:
-    found = dict(RunFolder(runs / experiment.name).snapshots(seed))
-    if not found:
+    snapshots = dict(RunFolder(runs / experiment.name).snapshots(seed))
+    if not snapshots:
         raise DataError(
             f"{runs / experiment.name} holds no networks of seed {seed}: "
             "train them with `hardconcrete-paper table1`"
         )
-    return found
+    return snapshots
 
 
 def _gates(network: str, state: Mapping[str, Tensor]) -> dict[str, hc.HardConcrete]:

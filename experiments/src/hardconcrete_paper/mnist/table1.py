@@ -78,21 +78,21 @@ def experiments(
         ['lenet5-10-0.5-0.1-10-bias', 'lenet5-10-0.5-0.1-10-clamp-average-bias']
     """
     common: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "validate": validate}
-    found = []
+    rows = []
     for name, network in NETWORKS.items():
         if not faithful:
             for method in ("dense", "dropout"):
-                found.append(MnistExperiment(name, (), method=method, **common))
+                rows.append(MnistExperiment(name, (), method=method, **common))
         for lam in network.rows:
             for quirks in _quirks(name) if faithful else [()]:
-                found.append(MnistExperiment(name, lam, quirks=quirks, **common))
-    return found
+                rows.append(MnistExperiment(name, lam, quirks=quirks, **common))
+    return rows
 
 
 def _quirks(network: str) -> list[tuple[str, ...]]:
     """Each difference that acts on a network by itself, then all of them."""
-    own = tuple(quirk for quirk in QUIRKS if quirk != "bias" or network == "lenet5")
-    return [*((quirk,) for quirk in own), own]
+    quirks = tuple(quirk for quirk in QUIRKS if quirk != "bias" or network == "lenet5")
+    return [*((quirk,) for quirk in quirks), quirks]
 
 
 def table1(
@@ -236,13 +236,14 @@ def markdown(rows: Sequence[Row]) -> str:
         *[""] * bool(quirks),
     ]
     for network, title in TITLES.items():
-        own = [row for row in rows if row.experiment.network == network]
-        if not own:
+        rows_of_network = [row for row in rows if row.experiment.network == network]
+        if not rows_of_network:
             continue
-        parts += [f"## {title}\n", *_main(own), "", _about(own), _others(network), ""]
-        gated = [row for row in own if row.results[0].readouts]
+        parts += [f"## {title}\n", *_main(rows_of_network), "", _about(rows_of_network)]
+        parts += [_others(network), ""]
+        gated = [row for row in rows_of_network if row.results[0].readouts]
         parts += ["### How a gate is read at test time\n", *_readouts(gated), ""]
-        parts += ["### Five more epochs after compaction\n", *_tuning(own), ""]
+        parts += ["### Five more epochs after compaction\n", *_tuning(rows_of_network), ""]
     parts.append(
         "`recalibrate` re-estimates batch norms; these networks have none, so it changes nothing."
     )
@@ -269,20 +270,20 @@ def _main(rows: Sequence[Row]) -> list[str]:
     )
     lines = []
     for row in rows:
-        found = row.results
+        results = row.results
         lines.append(
             [
                 row.experiment.title,
-                _units(found),
-                spread([r.error for r in found], "{:.2f}%"),
-                spread([r.small_parameters / 1000 for r in found], "{:.1f}k"),
+                _units(results),
+                spread([r.error for r in results], "{:.2f}%"),
+                spread([r.small_parameters / 1000 for r in results], "{:.1f}k"),
                 _published(row.experiment),
-                spread([r.small_flops / 2000 for r in found], "{:.0f}k"),
-                spread([r.expected_flops / 2000 for r in found], "{:.0f}k"),
-                spread([r.small_latency for r in found], "{:.2f}"),
-                spread([r.dense_latency / r.small_latency for r in found], "{:.1f}x"),
-                str(sum(r.disagreements for r in found)),
-                f"{found[0].seconds:.0f}",
+                spread([r.small_flops / 2000 for r in results], "{:.0f}k"),
+                spread([r.expected_flops / 2000 for r in results], "{:.0f}k"),
+                spread([r.small_latency for r in results], "{:.2f}"),
+                spread([r.dense_latency / r.small_latency for r in results], "{:.1f}x"),
+                str(sum(r.disagreements for r in results)),
+                f"{results[0].seconds:.0f}",
             ]
         )
     return _table(header.split("|"), lines)
@@ -314,8 +315,8 @@ def _about(rows: Sequence[Row]) -> str:
 
 
 def _others(network: str) -> str:
-    found = PUBLISHED[network].items()
-    others = (f"{name} {_numbers(*row)}" for name, row in found if not name.startswith("L0"))
+    published = PUBLISHED[network].items()
+    others = (f"{name} {_numbers(*row)}" for name, row in published if not name.startswith("L0"))
     return f"Other methods in the paper's table: {'; '.join(others)}."
 
 
@@ -325,10 +326,10 @@ def _readouts(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         cells = [row.experiment.title]
         for rule in READOUTS:
-            found = [result.readouts[rule] for result in row.results]
-            units = zip(*(each["units"] for each in found), strict=True)
+            readouts = [result.readouts[rule] for result in row.results]
+            units = zip(*(each["units"] for each in readouts), strict=True)
             middle = "-".join(f"{statistics.median(group):g}" for group in units)
-            cells.append(f"{spread([each['error'] for each in found], '{:.2f}%')}, {middle}")
+            cells.append(f"{spread([each['error'] for each in readouts], '{:.2f}%')}, {middle}")
         lines.append(cells)
     return _table(header, lines)
 
@@ -352,15 +353,15 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
     def on(figure: "Figure") -> None:
         panels = figure.subplots(2, len(TITLES), squeeze=False)
         for (network, title), size, curve in zip(TITLES.items(), *panels, strict=True):
-            own = [row for row in rows if row.experiment.network == network]
-            if not own:
+            rows_of_network = [row for row in rows if row.experiment.network == network]
+            if not rows_of_network:
                 continue
-            looks = product((("o", "-"), ("s", "--")), _COLOURS)
-            for row, ((point, line), colour) in zip(own, looks, strict=False):
-                found, label = row.results, row.experiment.title.replace("lambda", "λ")
-                points = [r.small_parameters for r in found], [r.error for r in found]
+            styles = product((("o", "-"), ("s", "--")), _COLOURS)
+            for row, ((point, line), colour) in zip(rows_of_network, styles, strict=False):
+                results, label = row.results, row.experiment.title.replace("lambda", "λ")
+                points = [r.small_parameters for r in results], [r.error for r in results]
                 size.plot(*points, point, color=colour, label=label, alpha=0.7)
-                for result in found:
+                for result in results:
                     epochs = [int(epoch) for epoch in result.curve]
                     curve.plot(epochs, [*result.curve.values()], line, color=colour, linewidth=0.8)
             published = [row[2] for row in PUBLISHED[network].values()]
@@ -376,7 +377,7 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
             tested = "held-out" if rows[0].experiment.validate else "test"
             size.set_ylabel(f"{tested} error (%)")
             size.legend(fontsize=7)
-            top = max(result.error for row in own for result in row.results)
+            top = max(result.error for row in rows_of_network for result in row.results)
             curve.set(xscale="log", xlabel="epoch", ylim=(0, 2 * top))
             curve.set_ylabel(f"{tested} error of the averaged network (%)")
 
@@ -385,13 +386,13 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
 
 def _named(network: str) -> list[tuple[str, tuple[float, float]]]:
     """The published points and their names; those that would cover each other share a place."""
-    found: list[tuple[str, tuple[float, float]]] = []
+    points: list[tuple[str, tuple[float, float]]] = []
     for name, (_, error, size) in sorted(PUBLISHED[network].items(), key=lambda row: row[1][1:]):
-        if found and found[-1][1][1] == error and size < 1.1 * found[-1][1][0]:
-            found[-1] = f"{name}\n{found[-1][0]}", found[-1][1]
+        if points and points[-1][1][1] == error and size < 1.1 * points[-1][1][0]:
+            points[-1] = f"{name}\n{points[-1][0]}", points[-1][1]
         else:
-            found.append((name, (size, error)))
-    return found
+            points.append((name, (size, error)))
+    return points
 
 
 _COLOURS = (PURPLE, GREEN, BLUE, VERMILION, ORANGE, "black")

@@ -88,7 +88,7 @@ def train(
 def _refuse_nan(epoch: int, engine: Engine) -> None:
     """Stop a run whose loss or weights are not finite, before they are saved."""
     for learner, loss in zip(engine.learners, engine.losses, strict=True):
-        weights = torch.stack([own.isfinite().all() for own in learner.model.parameters()])
+        weights = torch.stack([weight.isfinite().all() for weight in learner.model.parameters()])
         if not math.isfinite(loss) or not weights.all():
             raise HardConcreteError(
                 f"{learner.name}: after epoch {epoch} the loss is {loss:.3g} and "
@@ -126,10 +126,10 @@ def is_snapshot(epoch: int, epochs: int) -> bool:
 
 def load(engine: Engine, folder: RunFolder) -> None:
     """Go back to the last checkpoint, if there is one."""
-    found = folder.load()
-    if found is None:
+    checkpoint = folder.load()
+    if checkpoint is None:
         return
-    state, engine.done, engine.seconds = found
+    state, engine.done, engine.seconds = checkpoint
     shrunk = False
     for learner in engine.learners:
         before = learner.gates
@@ -142,11 +142,11 @@ def load(engine: Engine, folder: RunFolder) -> None:
 
 def fit(learners: Sequence[Learner], folder: RunFolder) -> bool:
     """Make networks as small as their checkpoint, if any, before they are compiled."""
-    found = folder.load()
-    if found is None:
+    checkpoint = folder.load()
+    if checkpoint is None:
         return False
     for learner in learners:
-        learner.shrink_as(_own(found[0], learner))
+        learner.shrink_as(_own(checkpoint[0], learner))
     return True
 
 

@@ -92,8 +92,8 @@ class Engine:
             for learner in self.learners:
                 learner.end_epoch(self.done, self.steps)
             pays = agreed(self._worth(time.perf_counter() - start))
-            left = self.epochs - self.done if self._settings["compiled"] else 0
-            shrunk = [learner.shrink(pays, left) for learner in self.learners if pays < 1]
+            remaining = self.epochs - self.done if self._settings["compiled"] else 0
+            shrunk = [learner.shrink(pays, remaining) for learner in self.learners if pays < 1]
             if any(shrunk):
                 self.build()
             self.seconds += time.perf_counter() - start
@@ -108,8 +108,8 @@ class Engine:
             return 1.0
         if not self._settings["compiled"]:
             return 0.1
-        left = (self.epochs - self.done) * seconds
-        return min(1.0, max(0.1, 2 * self.seconds_to_build / (0.5 * left)))
+        remaining = (self.epochs - self.done) * seconds
+        return min(1.0, max(0.1, 2 * self.seconds_to_build / (0.5 * remaining)))
 
     def _prepare(self, device: torch.device) -> Callable[[], None]:
         """Create the optimisers' state, undo that, and capture a step where there is a GPU."""

@@ -34,21 +34,21 @@ class Replayed(nn.Module):
             return self.model(images)  # type: ignore[no-any-return]
         if self._captured is None:
             self._captured = self._capture(images)
-        graph, given, result = self._captured
-        given.copy_(images)
+        graph, inputs, result = self._captured
+        inputs.copy_(images)
         graph.replay()
         return result
 
     def _capture(self, images: Tensor) -> tuple[Any, Tensor, Tensor]:
-        given, graph, stream = images.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        inputs, graph, stream = images.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self.model(given)
+                self.model(inputs)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(graph, stream=stream):
-            result = self.model(given)
-        return graph, given, result
+            result = self.model(inputs)
+        return graph, inputs, result
 
 
 def latencies(
@@ -64,7 +64,7 @@ def latencies(
         >>> [*latencies(net, net, torch.device("cpu"), repeats=2)]
         ['cpu, float32, batch 1']
     """
-    found = {}
+    milliseconds = {}
     settings = [("cpu", torch.float32, 1)]
     if device.type == "cuda":
         settings += [("cuda", torch.bfloat16, batch) for batch in (1, 128)]
@@ -74,7 +74,7 @@ def latencies(
         how: Any = {"repeats": repeats, "layouts": ("contiguous", "channels_last")}
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
             report = hc.measure(before, after, images, batches=[batch], **how)
-        words = f"{kind}, {str(dtype).removeprefix('torch.')}, batch {batch}"
+        setting = f"{kind}, {str(dtype).removeprefix('torch.')}, batch {batch}"
         (time,) = report.latencies
-        found[words] = round(time.before_ms, 4), round(time.after_ms, 4)
-    return found
+        milliseconds[setting] = round(time.before_ms, 4), round(time.after_ms, 4)
+    return milliseconds

@@ -213,15 +213,15 @@ class Learner:
             )
         self._refresh()
         for optimizer in self.optimizers:
-            for parameter, own in optimizer.state.items():
-                for key, value in own.items():
+            for parameter, tensors in optimizer.state.items():
+                for key, value in tensors.items():
                     if value.dim() and value.shape != parameter.shape:
-                        own[key] = torch.zeros_like(parameter)
+                        tensors[key] = torch.zeros_like(parameter)
 
     def _averages(self) -> dict[str, nn.Module]:
         """By how their tensors are marked."""
-        found = {"average.": self.average.module}
-        return found if self.mean is None else {**found, "mean.": self.mean.module}
+        averages = {"average.": self.average.module}
+        return averages if self.mean is None else {**averages, "mean.": self.mean.module}
 
     def _networks(self) -> dict[str, nn.Module]:
         """The one that is trained, and its averages."""
@@ -250,22 +250,22 @@ class Learner:
     def restore(self, state: dict[str, Tensor]) -> None:
         """Write a state back, in place."""
         self.shrink_as(state)
-        own = self.state()
-        for name in own.keys() ^ state.keys():
+        tensors = self.state()
+        for name in tensors.keys() ^ state.keys():
             raise DataError(f"this checkpoint is of another network: {name} is in one of them only")
-        for name, value in own.items():
+        for name, value in tensors.items():
             if value.shape != state[name].shape:
                 raise DataError(
                     f"this checkpoint is of another network: {name} has the shape "
                     f"{list(state[name].shape)}, not {list(value.shape)}"
                 )
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in tensors.items():
                 value.copy_(state[name])
         if self.budget is not None:
             mark = "budget."
-            own = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
-            self.budget.load_state_dict(own)
+            tensors = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
+            self.budget.load_state_dict(tensors)
 
     @property
     def averaged(self) -> Any:
@@ -276,8 +276,8 @@ class Learner:
             if self.gates:  # a long mean would have those open that have been shut since
                 running: Any = self.average.module
                 model.gates.log_alpha.data.copy_(running.gates.log_alpha)
-        for own, current in zip(model.buffers(), self.model.buffers(), strict=True):
-            own.copy_(current)
+        for buffer, current in zip(model.buffers(), self.model.buffers(), strict=True):
+            buffer.copy_(current)
         divisor = 1 - self.recipe.averaging**self.taken if self.recipe.divided_average else 1.0
         if divisor in (0.0, 1.0):  # before the first step, and after many
             return model

@@ -21,11 +21,11 @@ def processes(device: str = "auto") -> Iterator[str]:
         yield device
         return
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    own = f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu"
+    process_device = f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu"
     if on_gpu:
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(process_device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    yield own
+    yield process_device
     # Not after an error: NCCL would wait for the captured steps that its traceback still holds.
     dist.destroy_process_group()
 

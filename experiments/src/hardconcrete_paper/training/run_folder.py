@@ -68,8 +68,8 @@ class RunFolder:
         """Claim the folder for these settings, or continue in it."""
         if not self.record.exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            for left in (self.metrics, self.checkpoint, *self.path.glob("snapshots/*")):
-                left.unlink(missing_ok=True)
+            for file in (self.metrics, self.checkpoint, *self.path.glob("snapshots/*")):
+                file.unlink(missing_ok=True)
             self.write({"settings": settings})
             return
         self.refuse_others(settings)
@@ -140,12 +140,12 @@ class RunFolder:
 
     def load(self) -> tuple[dict[str, Tensor], int, float] | None:
         """Tensors, epoch and seconds of the checkpoint; metrics of later epochs are dropped."""
-        found = self._checkpoint() if self.checkpoint.exists() else None
-        epoch = 0 if found is None else found[1]
+        checkpoint = self._checkpoint() if self.checkpoint.exists() else None
+        epoch = 0 if checkpoint is None else checkpoint[1]
         if rank() == 0:  # one of those that train it writes
             kept = [line for line in self.lines() if line["epoch"] <= epoch]
             _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
-        return found
+        return checkpoint
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], int, float]:
         tensors, about = _read(self.checkpoint)
@@ -175,12 +175,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _parsed(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, Any]]:
     """Objects of JSON that stand in a file."""
     try:
-        found = [json.loads(text) for text in parts(path.read_text())]
+        rows = [json.loads(text) for text in parts(path.read_text())]
     except ValueError as error:  # also of bytes that are no text
         raise _damaged(path, error) from error
-    if not all(isinstance(one, dict) for one in found):
+    if not all(isinstance(one, dict) for one in rows):
         raise _damaged(path, "not an object of JSON")
-    return found
+    return rows
 
 
 def _damaged(path: Path, error: Exception | str) -> DataError:

@@ -210,10 +210,10 @@ class StackedLearners:
     def _optimizer(self) -> torch.optim.Optimizer:
         """The first learner's, for the stacked parameters."""
         first = self.learners[0]
-        names = {id(own): name for name, own in first.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in first.model.named_parameters()}
         groups = []
         for group in first.optimizers[0].param_groups:
-            whole = [self.parameters[names[id(own)]] for own in group["params"]]
+            whole = [self.parameters[names[id(parameter)]] for parameter in group["params"]]
             groups.append({**group, "params": whole})
         return torch.optim.Adam(groups, fused=True, capturable=first.device.type == "cuda")
 
@@ -222,9 +222,9 @@ class StackedLearners:
         if len(self.learners) == 1:
             return
         for index, learner in enumerate(self.learners):
-            for name, own in learner.model.named_parameters():
+            for name, parameter in learner.model.named_parameters():
                 state = self.optimizers[0].state[self.parameters[name]]
-                learner.optimizers[0].state[own] = {
+                learner.optimizers[0].state[parameter] = {
                     key: value[index] if value.dim() else value for key, value in state.items()
                 }
 
@@ -345,11 +345,11 @@ def _stacked(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
     if len(models) == 1:
         return dict(models[0].named_parameters())
     named = [dict(model.named_parameters()) for model in models]
-    found = {}
+    stacked = {}
     for name, first in named[0].items():
-        own = [parameters[name] for parameters in named]
-        whole = nn.Parameter(torch.stack([part.detach() for part in own]), first.requires_grad)
-        for part, view in zip(own, whole.detach(), strict=True):
+        parts = [parameters[name] for parameters in named]
+        whole = nn.Parameter(torch.stack([part.detach() for part in parts]), first.requires_grad)
+        for part, view in zip(parts, whole.detach(), strict=True):
             part.data = view
-        found[name] = whole
-    return found
+        stacked[name] = whole
+    return stacked

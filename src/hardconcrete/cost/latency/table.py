@@ -175,35 +175,42 @@ def time_operations(
     """
     size = batch_size(example)
     batch = size if batch is None else batch
-    if batch < 1 or (repeats is not None and repeats < 2):
-        raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
+    _check_numbers(batch, repeats)
     same_batch = analysis if batch == size > 1 else None
     writer = LedgerWriter(model, resampled(example, size, max(batch, 2)), gates, same_batch)
     timed = operations(writer, model, example, batch)
     device = next(iter(model.parameters())).device
     forward = _forward_call(copy.deepcopy(model).eval(), resampled(example, size, batch))
     grids = _grids(timed, forward, device, repeats, fresh)
-    ledger = writer.ledger()
-    calls = {
-        key for node in writer.labelled.values for key in node.meta.get("nn_module_stack") or {}
-    }
     parts = [part for operation in timed for part in _timed_parts(operation, grids[operation.name])]
     table = LatencyTable(
-        ledger=ledger,
+        ledger=writer.ledger(),
         fine=_surface(parts, smooth=False),
         smooth=_surface(parts, smooth=True),
         selects=torch.tensor([selects for _, _, selects in parts]),
-        overhead=len(calls) * grids[MODULE_CALL].ms[0],
+        overhead=_module_calls(writer) * grids[MODULE_CALL].ms[0],
         scale=1.0,
         batch=batch,
         device=machine_name(device),
-        untimed=tuple(
-            dict.fromkeys(
-                str(operation.target) for operation in timed if not grids[operation.name].ms
-            )
-        ),
+        untimed=_untimed(timed, grids),
     )
     return replace(table, scale=(grids[FORWARD].ms[0] / table.dense) ** FORWARD_EXPONENT)
+
+
+def _check_numbers(batch: int, repeats: int | None) -> None:
+    if batch < 1 or (repeats is not None and repeats < 2):
+        raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
+
+
+def _module_calls(writer: LedgerWriter) -> int:
+    """How many modules a forward calls."""
+    stacks = (node.meta.get("nn_module_stack") or {} for node in writer.labelled.values)
+    return len({key for stack in stacks for key in stack})
+
+
+def _untimed(timed: Sequence[Operation], grids: Mapping[str, Grid]) -> tuple[str, ...]:
+    """Operators without times."""
+    return tuple(dict.fromkeys(str(each.target) for each in timed if not grids[each.name].ms))
 
 
 def _forward_call(model: nn.Module, inputs: ExampleInputs) -> Call:

@@ -116,10 +116,10 @@ def _copy(response: HTTPResponse, out: IO[bytes], name: str) -> None:
 
 
 def _accept(part: Path, target: Path, md5: str) -> None:
-    found = md5_of(part.read_bytes())
-    if found != md5:
+    digest = md5_of(part.read_bytes())
+    if digest != md5:
         part.unlink()
-        raise OSError(f"{target.name} arrived with md5 {found}, expected {md5}")
+        raise OSError(f"{target.name} arrived with md5 {digest}, expected {md5}")
     part.replace(target)
 
 
