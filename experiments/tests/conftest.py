@@ -60,6 +60,6 @@ def stand_in_for_cifar(patch: pytest.MonkeyPatch) -> list[str]:
 
     patch.setattr(cifar_run, "load_cifar", load)
     patch.setattr(cifar_run, "find_cifar", lambda *_: None)
-    patch.setattr(cifar_examination, "BATCHES", 2)
+    patch.setattr(cifar_examination, "RECALIBRATION_BATCHES", 2)
     patch.setattr(checkpoints, "CHECKPOINT_SECONDS", -1.0)
     return splits

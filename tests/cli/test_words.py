@@ -11,8 +11,8 @@ from hardconcrete.errors import ArgumentError
     [
         ((True, 0.3, None), "exclude each other"),
         ((True, None, 0.1), "exclude each other"),
-        ((False, 0.0, None), "a budget of nothing leaves nothing"),
-        ((False, 0.5, 0.0), "a budget of nothing leaves nothing"),
+        ((False, 0.0, None), "must be above 0"),
+        ((False, 0.5, 0.0), "must be above 0"),
     ],
 )
 def test_targets_that_are_refused(

@@ -452,7 +452,7 @@ def test_a_prior_for_every_gate_must_be_built_anew() -> None:
     prior = hc.HardConcrete(torch.zeros(len(gated.gates.log_alpha)))
     penalty = hc.L0Penalty(gated, 0.1, prior=prior, examples=100)
     hc.shrink(gated, None, pays=0)
-    with pytest.raises(ArgumentError, match="build the L0Penalty anew"):
+    with pytest.raises(ArgumentError, match="build a new L0Penalty"):
         penalty()
 
 

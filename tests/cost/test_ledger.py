@@ -526,7 +526,7 @@ def test_costs_compile_into_one_graph(lenet: hc.GatedModel) -> None:
 
 def test_costs_can_be_computed_before_compiling() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
-    with pytest.raises(Exception, match="ask once before compiling") as caught:
+    with pytest.raises(Exception, match="once before compiling") as caught:
         torch.compile(gated.expected, fullgraph=True, backend="eager")("macs")
     assert caught.type is GateError or "GateError" in str(caught.value)
 

@@ -286,7 +286,7 @@ def test_torchscript_is_refused(sample: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls it deprecated
         model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)))
-    with pytest.raises(SiteError, match=r"attach them before torch\.jit\.script"):
+    with pytest.raises(SiteError, match=r"attach the gates before torch\.jit\.script"):
         hc.attach_gates(model, torch.zeros(2, 4), sites=[hc.Site("0.weight", 1)], sample=sample)
 
 

@@ -128,9 +128,9 @@ def test_compiled_layers_recomputed_in_their_own_draw() -> None:
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        (once, "has to be compiled with them"),
-        (frozen, "has to be compiled with them"),
-        (inside_another_draw, "while other gates are drawn than in their forward"),
+        (once, "Compile an activation checkpoint"),
+        (frozen, "Compile an activation checkpoint"),
+        (inside_another_draw, "with other gates than in their forward"),
     ],
 )
 def test_compiled_layers_recomputed_elsewhere_are_refused(use: Loss, words: str) -> None:

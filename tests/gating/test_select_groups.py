@@ -71,7 +71,7 @@ def test_patterns_that_leave_nothing() -> None:
 
 
 def test_a_model_without_units_says_why() -> None:
-    with pytest.raises(SiteError, match=r"left in Linear: .*the model's output"):
+    with pytest.raises(SiteError, match=r"removed: .*the model's output"):
         hc.attach_gates(nn.Linear(3, 2), torch.zeros(2, 3))
 
 

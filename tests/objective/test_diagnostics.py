@@ -178,7 +178,7 @@ def test_a_budget_under_sgd_is_followed() -> None:
     budget = hc.Budget(gated, macs=0.25, steps=300, by="gates")
     gates, state = gated.gates.log_alpha.detach().clone(), budget.state_dict()
     slow = SGD(hc.parameter_groups(gated, lr=1e-2, gate_lr=1e-5))
-    with pytest.warns(hc.HardConcreteWarning, match="an Adam of their own and a learning rate"):
+    with pytest.warns(hc.HardConcreteWarning, match="a separate Adam and a learning rate"):
         hc.check_run(budget, slow, 300)
     hc.check_run(budget, slow, 10_000)
     assert torch.equal(gates, gated.gates.log_alpha)

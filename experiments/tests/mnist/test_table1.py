@@ -104,7 +104,7 @@ def test_other_settings_are_refused_before_anything_is_trained(tmp_path: Path) -
         MnistExperiment("mlp", (), method="dense", epochs=2),
         MnistExperiment("mlp", epochs=2),
     ]
-    with pytest.raises(ArgumentError, match="epochs=1, which cannot go on with 2"):
+    with pytest.raises(ArgumentError, match="epochs=1, which cannot continue with 2"):
         table1.train(chosen, runs=tmp_path, device="cpu")
     assert not (tmp_path / "mlp-dense").exists()
 

@@ -22,13 +22,15 @@ def test_a_folder_is_not_overwritten(folder: RunFolder) -> None:
 
 
 def test_other_settings_cannot_continue_it(folder: RunFolder) -> None:
-    with pytest.raises(ArgumentError, match="holds a run with epochs=3, which cannot go on with 4"):
+    with pytest.raises(
+        ArgumentError, match="holds a run with epochs=3, which cannot continue with 4"
+    ):
         folder.begin({"seed": 0, "epochs": 4}, resume=True)
 
 
 def test_a_record_from_before_an_option_existed_has_it_off(folder: RunFolder) -> None:
     folder.refuse_others({**folder.read()["settings"], "shrink": 0, "macs": None})
-    with pytest.raises(ArgumentError, match="shrink=None, which cannot go on with 3"):
+    with pytest.raises(ArgumentError, match="shrink=None, which cannot continue with 3"):
         folder.refuse_others({**folder.read()["settings"], "shrink": 3})
 
 

@@ -54,7 +54,7 @@ def demo(
     macs: Macs = None,
     params: Params = None,
 ) -> None:
-    """See one gate at work, then watch a network learn which of its own units to drop."""
+    """See one gate at work, then watch a network learn which of its units to drop."""
     with refusals_in_words():
         refuse_targets(lam is not None, macs, params)
         from hardconcrete.demo import figure2, find_data, run_demo
@@ -66,7 +66,7 @@ def demo(
 
 
 def show_demo(result: "Demo") -> None:
-    """Both networks side by side, and what was drawn."""
+    """Print both networks in a table, the report, and the files."""
     heads = "network", "test error", "pixels-hidden-hidden left", "multiply-adds", "expected"
     table, dense = Table(*heads), result.outcomes[0].macs
     for row in result.outcomes:
@@ -87,7 +87,7 @@ def groups(
         list[str], typer.Option(help="Shape of an input, 1,3,32,32, or 2,16:int64 for others.")
     ],
     input_features: Annotated[
-        bool, typer.Option("--input-features", help="Count the model's own inputs as units, too.")
+        bool, typer.Option("--input-features", help="Count the inputs of the model as units, too.")
     ] = False,
 ) -> None:
     """Print the units of any importable model that could go, and what is fixed and why.

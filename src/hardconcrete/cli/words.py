@@ -1,4 +1,4 @@
-"""What the commands share: options, refusals in words, and how a figure is shown."""
+"""Shared by the commands: options, errors as messages, and tables of figures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,32 +14,32 @@ from hardconcrete.errors import ArgumentError, HardConcreteError
 if TYPE_CHECKING:
     from hardconcrete.report import Drawing
 
-Out = Annotated[Path, typer.Option(help="Folder for what is drawn; made if it is missing.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results; made if it is missing.")]
 Macs = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         max=1.0,
-        help="Instead of a lambda: the part of the dense multiply-adds to keep, 0.3.",
+        help="Fraction of the dense multiply-adds to keep, such as 0.3; instead of a lambda.",
     ),
 ]
 Params = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1.0, help="Likewise: the part of the dense parameters to keep."),
+    typer.Option(min=0.0, max=1.0, help="Fraction of the dense parameters to keep, likewise."),
 ]
 
 
 def refuse_targets(lam: bool, macs: float | None, params: float | None) -> None:
-    """A lambda says how much a unit costs, a budget what all of them may: one of both, above 0."""
+    """Refuse a lambda together with a budget, and a budget of 0."""
     if lam and not macs is params is None:
         raise ArgumentError("--lam and a budget (--macs, --params) exclude each other")
     if 0 in (macs, params):
-        raise ArgumentError("a budget of nothing leaves nothing: --macs and --params are above 0")
+        raise ArgumentError("--macs and --params must be above 0")
 
 
 @contextmanager
 def refusals_in_words() -> Iterator[None]:
-    """An error of ours is a message and an exit status, not a traceback."""
+    """Print errors of hardconcrete as a message, without a traceback, and exit with status 1."""
     try:
         yield
     except (HardConcreteError, OSError) as error:

@@ -1,4 +1,4 @@
-"""``hardconcrete demo``: a network learns in a minute which of its own units to drop."""
+"""``hardconcrete demo``: a network learns in a minute which of its units to drop."""
 
 from hardconcrete.demo.display import Display, Status, status
 from hardconcrete.demo.evaluation import Prepare, answers, error_rate, scaled

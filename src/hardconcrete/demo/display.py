@@ -15,7 +15,7 @@ LINES = 10
 """Lines per network where there is no terminal to draw a bar in."""
 
 FIELDS = ("epoch", "loss", "units", "MACs", "expected")
-"""Columns beside the bar: the epoch, then the status."""
+"""Columns next to the bar: the epoch, then the status."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Status:
     delivered: float
 
     def fields(self, dense: float) -> dict[str, str]:
-        """As columns, multiply-adds as parts of the dense ones."""
+        """The columns, with multiply-adds as fractions of the dense ones."""
         return {
             "loss": f"{self.loss:.3f}",
             "units": "-".join(map(str, self.units)),
@@ -97,7 +97,7 @@ class Display(Progress):
         return self.add_task(name, total=total, completed=completed, **blank)
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
-        """Rich's own, with its headings."""
+        """The table of Rich, with headings."""
         table = super().make_tasks_table(tasks)
         table.show_header = True
         return table
@@ -118,7 +118,7 @@ class Display(Progress):
 
 def _column(field: str) -> TextColumn:
     text = f"{{task.fields[{field}]}}"
-    if field == "units":  # of many groups: they give way
+    if field == "units":  # many groups are cut short
         return TextColumn(text, table_column=Column(field, overflow="ellipsis"))
     heading = Column(field, justify="right", no_wrap=True)
     return TextColumn(text, justify="right", table_column=heading)

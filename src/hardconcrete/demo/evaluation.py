@@ -1,4 +1,4 @@
-"""What a network answers, and how often it is wrong."""
+"""The classes that a network predicts, and its error."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -25,7 +25,7 @@ def scaled(images: Tensor) -> Tensor:
 def error_rate(
     model: nn.Module, data: Images, batch_size: int = 1000, prepare: Prepare = scaled
 ) -> float:
-    """Percentage of wrong answers, in evaluation mode.
+    """Percentage of wrong predictions, in evaluation mode.
 
     Example:
         >>> import torch

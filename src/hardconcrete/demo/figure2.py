@@ -36,16 +36,8 @@ def figure2(out: Path, *, samples: int = 10_000, seed: int = 0) -> Drawing:
     def draw(figure: "Figure") -> None:
         left, right = figure.subplots(1, 2)
         _draw_densities(left, gate)
-        right.plot(log_alpha, soft_average, "-", color=BLUE, label="binary concrete, mean")
-        right.plot(log_alpha, hard_average, "-", color=VERMILION, label="hard concrete, mean")
-        soft = torch.sigmoid(log_alpha / 0.5)
-        right.plot(log_alpha, soft, "--", color=BLUE, label="binary concrete, no noise")
-        hard = gates.readout("median")
-        right.plot(log_alpha, hard, "--", color=VERMILION, label="hard concrete, no noise")
-        right.plot(log_alpha[::5], gates.mean[::5], "k.", label="hard concrete, exact mean")
-        right.set(xlabel="location $\\log\\,\\alpha$", ylabel="value of the gate")
+        _draw_means(right, log_alpha, gates, soft_average, hard_average)
         right.set_title(f"(b) the noise smooths the gate ({samples:,} samples)")
-        right.legend(loc="upper left", fontsize=8)
 
     closed, saturated = gate.closed_probability, gate.log_prob(torch.tensor(1.0)).exp()
     facts = {
@@ -61,8 +53,23 @@ def figure2(out: Path, *, samples: int = 10_000, seed: int = 0) -> Drawing:
 
 
 def _concrete(log_alpha: Tensor) -> RelaxedBernoulli:
-    """The binary concrete of the figure, torch's own (eqs. 23 and 24)."""
+    """The binary concrete of the figure, from torch (eqs. 23 and 24)."""
     return RelaxedBernoulli(torch.tensor(0.5), logits=log_alpha)
+
+
+def _draw_means(
+    axes: "Axes", log_alpha: Tensor, gates: hc.HardConcrete, soft: Tensor, hard: Tensor
+) -> None:
+    """Means of samples of both concretes over log alpha, and their values without noise."""
+    axes.plot(log_alpha, soft, "-", color=BLUE, label="binary concrete, mean")
+    axes.plot(log_alpha, hard, "-", color=VERMILION, label="hard concrete, mean")
+    noiseless = torch.sigmoid(log_alpha / 0.5)
+    axes.plot(log_alpha, noiseless, "--", color=BLUE, label="binary concrete, no noise")
+    noiseless = gates.readout("median")
+    axes.plot(log_alpha, noiseless, "--", color=VERMILION, label="hard concrete, no noise")
+    axes.plot(log_alpha[::5], gates.mean[::5], "k.", label="hard concrete, exact mean")
+    axes.set(xlabel="location $\\log\\,\\alpha$", ylabel="value of the gate")
+    axes.legend(loc="upper left", fontsize=8)
 
 
 def _draw_densities(axes: "Axes", gate: hc.HardConcrete) -> None:

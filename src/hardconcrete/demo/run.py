@@ -1,8 +1,8 @@
-"""The library at work in a minute: a network learns which of its own units to drop.
+"""The library at work in a minute: a network learns which of its units to drop.
 
 A dense and a gated MLP are trained side by side on handwritten digits. The settings were chosen on
-held-out training images: a gate learning rate twenty times that of the weights makes in ten epochs
-visible what the paper's settings do in two hundred.
+held-out training images. The gates learn twenty times as fast as the weights, so that ten epochs
+show what the paper's settings do in two hundred.
 """
 
 import json
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found and drew."""
+    """The results of the demo and its files."""
 
     dataset: str
     outcomes: tuple[Outcome, Outcome]
@@ -83,7 +83,7 @@ def run_demo(
     macs: float | None = None,
     params: float | None = None,
 ) -> Demo:
-    """Train both networks, compare them, and draw what the gates did into ``out``.
+    """Train both networks, compare them, and write plots of the gates into ``out``.
 
     Args:
         train: what they are trained on.
@@ -91,8 +91,8 @@ def run_demo(
         out: folder for pictures, record and small model.
         seed: of both networks.
         lam: lambda times the number of examples, if not the setting's.
-        macs: instead of a lambda, the part of the dense multiply-adds to keep.
-        params: likewise of the parameters.
+        macs: instead of a lambda, the fraction of the dense multiply-adds to keep.
+        params: the fraction of the dense parameters to keep.
 
     Example:
         ``run_demo(*find_data(None)[:2], Path("report"))`` is what ``hardconcrete demo`` runs.
@@ -105,10 +105,7 @@ def run_demo(
     trainees = _trainees(train, setting, lam, limits)
     history = _train(trainees, train, setting)
     first, second = (
-        Outcome(
-            trainee.name, error_rate(trainee.averaged, test), now.units, now.delivered, now.expected
-        )
-        for trainee, now in zip(trainees, history[-1], strict=True)
+        _outcome(trainee, now, test) for trainee, now in zip(trainees, history[-1], strict=True)
     )
     gated: Any = trainees[1].averaged
     files = _draw(gated, history, setting, out)
@@ -131,6 +128,11 @@ def run_demo(
     (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
     written = (*files, out / "small.safetensors", out / "record.json")
     return Demo(train.name, (first, second), str(hc.CompactionPlan.of(small)), report, written)
+
+
+def _outcome(trainee: Trainee, now: Status, test: Images) -> Outcome:
+    error = error_rate(trainee.averaged, test)
+    return Outcome(trainee.name, error, now.units, now.delivered, now.expected)
 
 
 def _trainees(

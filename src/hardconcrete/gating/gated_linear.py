@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hardconcrete.gating.compilation import in_graph
 
-TINY = 1e-30
+MIN_DIVISOR = 1e-30
 """Replaces z = 0, where the numerator is 0 as well."""
 
 
@@ -51,6 +51,6 @@ class _GatedLinear(torch.autograd.Function):
         if of_z and dgated is not None:
             dz = (x * dgated).flatten(0, -2).sum(0)
         elif of_z:
-            dz = (weight * dw).sum(0) / z.clamp_min(TINY)
+            dz = (weight * dw).sum(0) / z.clamp_min(MIN_DIVISOR)
         dx = dgated * z if of_x else None
         return dx, dz, dw, rows.sum(0) if of_bias else None

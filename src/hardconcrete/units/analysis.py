@@ -143,7 +143,7 @@ def find_groups(
         model: any module that can be traced, also on meta tensors.
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         kwargs: keyword inputs of the same call.
-        input_features: count dimension 1 of the model's own inputs as units, too.
+        input_features: count dimension 1 of the model's inputs as units, too.
 
     Example:
         >>> import torch, hardconcrete as hc

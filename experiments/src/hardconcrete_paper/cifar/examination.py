@@ -1,4 +1,4 @@
-"""What is said about a trained network on CIFAR: compacted, tested and timed."""
+"""The results of a trained network on CIFAR: compacted, tested and timed."""
 
 import copy
 import time
@@ -19,32 +19,32 @@ from hardconcrete_paper.training.latencies import latencies
 from hardconcrete_paper.training.learner import Learner
 from hardconcrete_paper.training.run_folder import RunFolder
 
-BATCHES = 100
-"""Of training images, on which the batch norms of the averaged network are estimated."""
-FEW_BATCHES = 20
-"""The same, for a curve."""
+RECALIBRATION_BATCHES = 100
+"""Batches of training images for the batch norms of the averaged network."""
+RECALIBRATION_BATCHES_PER_POINT = 20
+"""The same, for each point of a curve."""
 
 
 @dataclass(frozen=True)
 class CifarResult:
-    """What a run ended with; errors in percent.
+    """The result of a run; errors in percent.
 
     Args:
-        error: of the compacted network with averaged weights, its batch norms estimated anew.
-        raw_error: of the network as it was trained last, under the readout.
-        units: what the compacted network has of each gated group.
+        error: of the compacted network with averaged weights and re-estimated batch norms.
+        raw_error: of the network after the last step, without averaging, under the readout.
+        units: units of each gated group in the compacted network.
         macs: multiply-adds of the compacted network, for one image, and of the dense one.
         params: parameters, likewise.
         expected_macs: under the probabilities of opening.
-        seconds: of training, and of building anew what has shrunk.
+        seconds: of training, and of compiling again after a shrink.
         seconds_to_build: to compile and capture, before the first epoch.
-        seconds_in_all: from reading the data to the last epoch, with checkpoints and all else;
-            None where the run was continued.
+        seconds_in_all: from reading the data to the last epoch, checkpoints included; None if
+            the run was continued.
         images_per_second: of training, over all epochs.
         peak_memory: most bytes that training had on the GPU; None on a CPU.
         latency: milliseconds of the dense and of the compacted network, by device and batch.
-        curve: test error of the averaged network by epoch, from what was saved while it trained,
-            its batch norms estimated anew.
+        curve: test error of the averaged network by epoch, from snapshots with re-estimated batch
+            norms.
         training_curve: its error on 10,000 training images, likewise.
     """
 
@@ -72,7 +72,7 @@ class CifarResult:
 
 
 def read_run(folder: RunFolder) -> tuple[CifarExperiment, CifarResult | None]:
-    """What was run, and what it ended with if it did."""
+    """The experiment of a run, and its result if it is finished."""
     record = folder.read()
     try:
         result = CifarResult.of(record["result"]) if "result" in record else None
@@ -88,15 +88,15 @@ def read_run(folder: RunFolder) -> tuple[CifarExperiment, CifarResult | None]:
 def examine(experiment: CifarExperiment, trained: Trained) -> Iterator[CifarResult]:
     """Estimate batch norms, compact and save; then open the test set, and test.
 
-    First the errors and counts, then the same with latencies, then with curves. What a result
-    has already stays as it is.
+    Yields errors and counts first, then the result with latencies, then with curves. Parts that
+    were recorded earlier are not measured again.
     """
     in_all = None if trained.continued else round(time.perf_counter() - trained.began, 1)
     _, result = read_run(trained.folder)
     (learner,) = trained.engine.learners
     place, averaged = learner.device, copy.deepcopy(learner.averaged)
     prepare: Any = trained.prepare
-    rows = torch.arange(BATCHES * learner.recipe.batch_size) % len(trained.training)
+    rows = torch.arange(RECALIBRATION_BATCHES * learner.recipe.batch_size) % len(trained.training)
     batches = [prepare(trained.training.images[part].to(place)) for part in rows.split(128)]
     hc.recalibrate(averaged, batches)
     small, units = _compacted(experiment, learner, averaged, batches)
@@ -131,7 +131,7 @@ def examine(experiment: CifarExperiment, trained: Trained) -> Iterator[CifarResu
         yield result
     states = trained.folder.snapshots(experiment.seed)
     curve, training_curve = _curves(
-        experiment, learner, states, (test, few), plain, batches[:FEW_BATCHES]
+        experiment, learner, states, (test, few), plain, batches[:RECALIBRATION_BATCHES_PER_POINT]
     )
     yield replace(result, curve=curve, training_curve=training_curve)
 
@@ -139,7 +139,7 @@ def examine(experiment: CifarExperiment, trained: Trained) -> Iterator[CifarResu
 def _compacted(
     experiment: CifarExperiment, learner: Learner, averaged: Any, batches: Sequence[Tensor]
 ) -> tuple[nn.Module, tuple[int, ...]]:
-    """The small network, and its units by group; a network without gates is as small as it gets."""
+    """The small network, and its units by group. A network without gates stays as it is."""
     if learner.budget is not None:
         limits: Any = experiment.limits
         limit = hc.Budget(averaged, **limits, by="gates")
@@ -160,9 +160,9 @@ def _curves(
     prepare: nn.Module,
     batches: Sequence[Tensor],
 ) -> list[dict[str, float]]:
-    """Errors of what was saved, by epoch, on each set; in the precision of the training.
+    """Errors of the snapshots, by epoch, on each set; in the precision of the training.
 
-    Batch norms are estimated anew on the batches, as for the network at the end.
+    Batch norms are estimated again on the batches, as for the final network.
     """
     place, curves = learner.device, [dict[str, float]() for _ in sets]
     model = cifar_network(experiment, place)  # as large as it was at the beginning

@@ -31,14 +31,14 @@ WEIGHT_DECAY = {"wrn": 5e-4, "resnet": 1e-4, "preact": 1e-4}
 GATE_LR = 5e-3
 """Of the gates under a budget."""
 SCHEDULE = (0.3, 0.6, 0.8)
-"""Parts of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
+"""Fractions of the training after which the learning rate falls: 60, 120 and 160 of 200 epochs."""
 WARMUP = 0.1
-"""Part of the training in which a budget comes down by default: the rest is cheaper."""
+"""Fraction of the training in which a budget comes down by default. The rest is cheaper."""
 ROUND_TO = 8
-"""What a budget leaves of each group is a multiple of this: other widths are slow on a GPU."""
+"""Groups keep a multiple of so many units under a budget: other widths are slow on a GPU."""
 
 RECORDED = {"paper_gates": "faithful"}
-"""Settings that records call otherwise: they are older than the name."""
+"""The names of settings in records, where they are older than the present names."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,13 @@ class CifarExperiment:
             if getattr(self, name) not in get_args(kinds):
                 known = ", ".join(get_args(kinds))
                 raise ArgumentError(f"{name} {getattr(self, name)!r} is not known: {known}")
-        if self.epochs < 1:
-            raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
+        self._check_limits()
+        self._check_gates()
+        self._check_training()
+        with torch.device("meta"):
+            self.build()
+
+    def _check_limits(self) -> None:
         if self.lam is not None and not (self.variant == "l0" and 0 <= self.lam < math.inf):
             raise ArgumentError(
                 f"--lam {self.lam} must not be negative or infinite, and is for --variant l0"
@@ -105,6 +110,12 @@ class CifarExperiment:
                 raise ArgumentError(
                     f"--{name} {part} must be a part of the {of}, for --variant budget"
                 )
+        if self.warmup is not None and not (self.variant == "budget" and 0 < self.warmup <= 1):
+            raise ArgumentError(
+                f"--warmup {self.warmup} must be a part of the training, for --variant budget"
+            )
+
+    def _check_gates(self) -> None:
         has_gates = self.variant in ("l0", "budget")
         if self.gate_lr is not None and not (has_gates and 0 < self.gate_lr < math.inf):
             raise ArgumentError(
@@ -116,23 +127,21 @@ class CifarExperiment:
                 f"--shrink {self.shrink} must be a number of epochs, and is for gates: "
                 "--variant l0 or budget"
             )
-        if self.warmup is not None and not (self.variant == "budget" and 0 < self.warmup <= 1):
-            raise ArgumentError(
-                f"--warmup {self.warmup} must be a part of the training, for --variant budget"
-            )
+        if self.noise and self.variant != "budget":
+            raise ArgumentError("--noise is about what a budget leaves: --variant budget")
+        if self.paper_gates and self.variant != "l0":
+            raise ArgumentError("--paper-gates is about gates under a lambda: --variant l0")
+
+    def _check_training(self) -> None:
+        if self.epochs < 1:
+            raise ArgumentError(f"--epochs {self.epochs} must be at least 1")
         if self.swa is not None and not (0 < self.swa < 1 and 0 < self.before_mean < self.epochs):
             raise ArgumentError(
                 f"--swa {self.swa} must be a part of the {self.epochs} epochs, with at least one "
                 "before and one after it"
             )
-        if self.noise and self.variant != "budget":
-            raise ArgumentError("--noise is about what a budget leaves: --variant budget")
-        if self.paper_gates and self.variant != "l0":
-            raise ArgumentError("--paper-gates is about gates under a lambda: --variant l0")
         if not 0 <= self.seed < 2**31:
             raise ArgumentError(f"--seed {self.seed} must lie between 0 and 2^31")
-        with torch.device("meta"):
-            self.build()
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -170,7 +179,7 @@ class CifarExperiment:
 
     @property
     def labels(self) -> list[str]:
-        """What makes two rows of a variant differ, in words."""
+        """How rows of one variant differ, in words."""
         if self.variant == "budget":
             marks = {"macs": "", "params": "params "}
             return [f"{marks[cost]}{part:g}" for cost, part in self.limits.items()]
@@ -266,7 +275,7 @@ def cifar_learner(experiment: CifarExperiment, examples: int, device: torch.devi
 
 
 def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Budget:
-    """A budget that leaves room for filling groups up."""
+    """A budget with room for rounding widths up."""
     room = _filling(gated)
     targets: Any = {cost: part - min(room[cost], 0.1 * part) for cost, part in limits.items()}
     try:
@@ -281,7 +290,7 @@ def _budget(gated: hc.GatedModel, limits: dict[str, float], steps: int) -> hc.Bu
 
 
 def _filling(gated: hc.GatedModel) -> dict[str, float]:
-    """What filling a group up to a multiple costs on average, as a part of each cost."""
+    """The mean cost of rounding widths up to a multiple, as a fraction of each cost."""
     fewer = torch.ones(len(gated.gates.log_alpha), device=gated.gates.log_alpha.device)
     for group in gated.groups:
         fewer[group.start : group.start + ROUND_TO // 2] = 0

@@ -36,7 +36,7 @@ class CifarTask:
     experiment: CifarExperiment
 
     def result(self, folder: RunFolder) -> CifarResult | None:
-        """All of it, or all there can be without a checkpoint; None if more is to come."""
+        """The result; None if the run is not finished and has a checkpoint."""
         _, result = read_run(folder)
         return result if result and (result.curve or not folder.checkpoint.exists()) else None
 
@@ -69,7 +69,7 @@ class CifarTask:
         return hc.count(self.experiment.build(), torch.zeros(1, 3, 32, 32)).macs
 
     def facts(self, model: nn.Module) -> dict[str, Any]:
-        """The present units of each group, with shut gates: fewer after a shrink."""
+        """The present units of each group, closed ones included; fewer after a shrink."""
         return {"widths": [group.units for group in _groups(model)]}
 
     def advice(self, out: Path) -> str:  # noqa: ARG002
@@ -77,7 +77,7 @@ class CifarTask:
         return ""
 
     def examine(self, trained: Trained) -> Iterator[dict[str, Any]]:
-        """Compact, test and time, each result with more in it."""
+        """Compact, test and time. Each result is more complete than the last."""
         for result in examine(self.experiment, trained):
             yield {"result": asdict(result)}
 

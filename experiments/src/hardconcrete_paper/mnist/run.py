@@ -59,7 +59,7 @@ class MnistTask:
         return [learner(self.experiment, seed, examples, device) for seed in self.experiment.seeds]
 
     def stacks(self, device: torch.device) -> bool:
-        """Whether the seeds step as one."""
+        """Whether the networks of all seeds are stacked into one."""
         alone = self.experiment.method == "budget" or self.experiment.shrink
         return device.type == "cuda" and not alone
 
@@ -83,7 +83,7 @@ class MnistTask:
         return {"uncoupled": uncoupled(model.open_probability())}
 
     def advice(self, out: Path) -> str:
-        """How to choose between settings of one's own, before the test set is opened."""
+        """How to choose between settings, before the test set is opened."""
         if self.experiment.validate or self._is_published():
             return ""
         folders = map(RunFolder, sorted(out.glob(f"{self.experiment.network}-*")))

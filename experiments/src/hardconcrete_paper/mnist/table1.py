@@ -120,7 +120,7 @@ def train(
     """Train what is not trained yet, one experiment after the other."""
     if runs.exists() and not runs.is_dir():
         raise ArgumentError(f"--runs {runs} is a file, not a folder")
-    for experiment in chosen:  # before the first of them is trained
+    for experiment in chosen:  # before any of them is trained
         RunFolder(runs / experiment.name).refuse_others(experiment.settings())
     waiting = [each for each in chosen if "results" not in _record(runs, each)]
     if waiting and choose_device(device).type == "cpu":
@@ -290,7 +290,7 @@ def _main(rows: Sequence[Row]) -> list[str]:
 
 
 def _published(experiment: MnistExperiment) -> str:
-    """The paper's own row, if it has one."""
+    """The numbers of the paper's row, if it has one."""
     names = [name for name in PUBLISHED[experiment.network] if experiment.title.startswith(name)]
     return ", ".join(_numbers(*PUBLISHED[experiment.network][name]) for name in names)
 
@@ -300,7 +300,7 @@ def _numbers(units: str, error: float, parameters: int) -> str:
 
 
 def _about(rows: Sequence[Row]) -> str:
-    """Which lambdas they are, and how far the comparison of latencies is off."""
+    """A note on the lambdas, and on the precision of the latencies."""
     network = rows[0].experiment.network
     _, separate = NETWORKS[network].rows
     lams = ", ".join(f"{lam:g}" for lam in separate)
@@ -385,7 +385,7 @@ def draw(rows: Sequence[Row], out: Path, name: str = "table1") -> tuple[Path, Pa
 
 
 def _named(network: str) -> list[tuple[str, tuple[float, float]]]:
-    """The published points and their names; those that would cover each other share a place."""
+    """The published points and their names. Points that overlap share a label."""
     points: list[tuple[str, tuple[float, float]]] = []
     for name, (_, error, size) in sorted(PUBLISHED[network].items(), key=lambda row: row[1][1:]):
         if points and points[-1][1][1] == error and size < 1.1 * points[-1][1][0]:

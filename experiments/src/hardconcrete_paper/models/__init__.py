@@ -1,4 +1,4 @@
-"""The networks of the experiments, as plain modules: nothing in them knows of gates.
+"""The networks of the experiments, as plain modules without gates.
 
 The MLP of table 1 is that of the demo, ``hardconcrete.demo.MLP``.
 """

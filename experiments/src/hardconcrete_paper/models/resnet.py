@@ -30,7 +30,7 @@ class PlainBlock(nn.Module):
         out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
         if self.stride != 1:
             x = x[:, :, :: self.stride, :: self.stride]
-            # Both numbers come from the tensors, so that they are right in a smaller network, too.
+            # Both numbers come from the tensors, so that they hold in a smaller network, too.
             x = F.pad(x, (0, 0, 0, 0, 0, out.shape[1] - x.shape[1]))
         return (out + x).relu()  # type: ignore[no-any-return]
 

@@ -22,7 +22,7 @@ class Attention(nn.Module):
         self.head_width = width // heads
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each place gathers from itself and the places before it."""
+        """Each position attends to itself and to earlier positions."""
         query, key, value = (
             layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    """Scores of the next character at every place of a text.
+    """Scores of the next character at every position of a text.
 
     Args:
         vocabulary: how many different characters there are.

@@ -35,7 +35,7 @@ class BackgroundWriter:
         return self
 
     def write(self, tensors: dict[str, Tensor], write: Write) -> None:
-        """Copy them now, and have the copies written, after the file before."""
+        """Copy tensors now. The copies are written after the file before."""
         copies = {
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
             for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""From the last checkpoint to the end of a run, or to the end of the time there is for it."""
+"""Train from the last checkpoint to the end of a run, or until its time is over."""
 
 import math
 import time
@@ -93,7 +93,7 @@ def _refuse_nan(epoch: int, engine: Engine) -> None:
             raise HardConcreteError(
                 f"{learner.name}: after epoch {epoch} the loss is {loss:.3g} and "
                 f"{int((~weights).sum())} of {len(weights)} tensors of weights are no numbers, so "
-                "the run stops; it would do so again with these settings and this seed"
+                "the run stops; with these settings and this seed it would stop again"
             )
 
 
@@ -125,7 +125,7 @@ def is_snapshot(epoch: int, epochs: int) -> bool:
 
 
 def load(engine: Engine, folder: RunFolder) -> None:
-    """Go back to the last checkpoint, if there is one."""
+    """Load the last checkpoint, if there is one."""
     checkpoint = folder.load()
     if checkpoint is None:
         return
@@ -141,7 +141,7 @@ def load(engine: Engine, folder: RunFolder) -> None:
 
 
 def fit(learners: Sequence[Learner], folder: RunFolder) -> bool:
-    """Make networks as small as their checkpoint, if any, before they are compiled."""
+    """Shrink networks to the size of their checkpoint, if any, before they are compiled."""
     checkpoint = folder.load()
     if checkpoint is None:
         return False
@@ -151,13 +151,13 @@ def fit(learners: Sequence[Learner], folder: RunFolder) -> bool:
 
 
 def _own(state: dict[str, Tensor], learner: Learner) -> dict[str, Tensor]:
-    """The part of a checkpoint that is about one network."""
+    """The tensors of one network in a checkpoint."""
     prefix = f"seed{learner.seed}."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def _state(engine: Engine) -> dict[str, Tensor]:
-    """All that a checkpoint holds."""
+    """The tensors of a checkpoint."""
     return {
         f"seed{learner.seed}.{name}": tensor
         for learner in engine.learners

@@ -30,7 +30,7 @@ class Convolutions(TorchDispatchMode):
         self.kinds: dict[Any, list[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What an operation gives, whatever it is."""
+        """Run an operation, and remember it if it is a convolution."""
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.convolution.default:
             x, weight, _, *how = args
@@ -48,7 +48,7 @@ class Convolutions(TorchDispatchMode):
 
 
 class _Backward(torch.autograd.Function):
-    """What is done where gradients are computed."""
+    """A function that runs where gradients are computed."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, work: Callable[[], None]) -> Tensor:

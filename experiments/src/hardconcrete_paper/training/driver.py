@@ -1,7 +1,7 @@
-"""A run from its first step to the one opening of the test set: the same steps for every data set.
+"""A run, from its first step to the test set: the same for every data set.
 
-Nothing but training images are seen until a run is trained. Then the test set is opened, once, and
-everything that is ever said about it is computed and written down.
+Only training images are read until a run is trained. Then the test set is opened once, and all
+results are computed and recorded.
 """
 
 import math
@@ -42,8 +42,8 @@ class RunOptions:
         out: folder for the folders of runs.
         data: folder with the data set; else the variable, the cache, or a download.
         device: "cpu", "cuda", or "auto".
-        resume: whether a run that was begun goes on.
-        minutes: stop after so many, between two epochs.
+        resume: whether to continue a run that was begun.
+        minutes: stop after so many minutes, between two epochs.
         sweep: which of several runs this is.
         say: takes the notes.
     """
@@ -70,10 +70,10 @@ class Trained:
         folder: the files of the run.
         training: the training images.
         prepare: makes the input of a network from images.
-        open_test: opens the test set, and notes it.
+        open_test: opens the test set, and records that.
         seconds_to_build: to compile and capture, before the first epoch.
         began: when the data were read, by ``time.perf_counter``.
-        continued: whether it went on from a checkpoint.
+        continued: whether the run started from a checkpoint.
         peak_memory: most bytes that training had on the GPU; None on a CPU.
     """
 
@@ -89,7 +89,7 @@ class Trained:
 
 
 class Experiment(Protocol):
-    """What the driver needs to know of an experiment."""
+    """What the driver needs of an experiment."""
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Task(Protocol[Result]):
         """The experiment that is run."""
 
     def result(self, folder: RunFolder) -> Result | None:
-        """What the record ends with; None if the run is not finished."""
+        """The result in the record; None if the run is not finished."""
 
     def find(self, split: Split, data: Path | None) -> None:
         """Refuse missing files, without opening them."""
@@ -123,7 +123,7 @@ class Task(Protocol[Result]):
         """The networks, before their first step."""
 
     def stacks(self, device: torch.device) -> bool:
-        """Whether the networks step as one."""
+        """Whether the networks are stacked into one."""
 
     def prepare(self, device: torch.device) -> Prepare:
         """What makes the input of a network from images."""
@@ -135,19 +135,19 @@ class Task(Protocol[Result]):
         """Multiply-adds of the dense network, for one image."""
 
     def facts(self, model: nn.Module) -> dict[str, Any]:
-        """More of what the metrics say about a network after an epoch."""
+        """More metrics of a network after an epoch."""
 
     def advice(self, out: Path) -> str:
-        """What to know before the test set is opened for this run; empty if nothing."""
+        """A note before the test set is opened for this run; empty if there is none."""
 
     def examine(self, trained: Trained) -> Iterator[dict[str, Any]]:
-        """Compact, test and time; additions to the record, as they come."""
+        """Compact, test and time; yields additions to the record."""
 
 
 def drive(task: Task[R], options: RunOptions) -> R | None:
     """Train, compact and test; None if the minutes were over before the end.
 
-    A finished run is not trained and not tested again: its result is read.
+    The result of a finished run is read from its record.
     """
     folder = RunFolder(options.out / task.experiment.name)
     if folder.record.exists():
@@ -158,13 +158,13 @@ def drive(task: Task[R], options: RunOptions) -> R | None:
     start_compilers(device)
     training, open_test = _images(task, folder, options.data)
     learners = task.learners(len(training), device)
-    if rank() == 0:  # after all that can be refused
+    if rank() == 0:  # after every check
         folder.begin(task.experiment.settings(), resume=options.resume)
         folder.note_environment(environment(device))
         for note in (_forecast(learners[0], len(training), folder), task.advice(options.out)):
             if note:
                 options.say(f"note: {note}")
-    agreed(0.0)  # that the folder is there
+    agreed(0.0)  # all processes wait for the folder
     continued = fit(learners, folder)
     prepare = task.prepare(device)
     engine = Engine(learners, training, stacked=task.stacks(device), prepare=prepare)
@@ -186,7 +186,7 @@ def drive(task: Task[R], options: RunOptions) -> R | None:
 def _images(
     task: Task[Any], folder: RunFolder, data: Path | None
 ) -> tuple[Images, Callable[[], Images]]:
-    """The training images, and what opens those that a run is tested on."""
+    """The training images, and a function that opens the test images."""
     training = task.load("train", data)
     if task.experiment.validate:
         training, held_out = hold_out(training)
@@ -201,7 +201,7 @@ def _images(
 
 
 def _forecast(learner: Learner, images: int, folder: RunFolder) -> str:
-    """What was foretold of the run at its beginning, or is now."""
+    """The warnings of ``check_run`` for this run, from the record or new."""
     record = folder.read()
     if "forecast" not in record:
         record["forecast"] = forecast(learner, images // learner.recipe.batch_size)

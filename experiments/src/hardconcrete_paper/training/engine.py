@@ -23,7 +23,7 @@ from hardconcrete_paper.training.processes import agreed
 from hardconcrete_paper.training.stacked_learners import StackedLearners
 
 WARM_UP = 3
-"""Steps before capture: they create the optimiser's state, and are undone."""
+"""Steps before capture. They create the optimizer's state, and are undone."""
 
 
 class Engine:
@@ -69,10 +69,10 @@ class Engine:
         self.build()
 
     def build(self) -> None:
-        """Get ready to step with the learners as they are: at first, and when one has shrunk."""
+        """Prepare a step of the present learners, at the start and after each shrink."""
         start = time.perf_counter()
         if self._settings["compiled"]:
-            torch._dynamo.reset()  # what was compiled for larger networks; there is room for few
+            torch._dynamo.reset()  # drop code for larger networks: torch keeps few versions
         self.stacks = [StackedLearners(part, *self._data, **self._settings) for part in self._parts]
         self.steps = self.stacks[0].steps
         with _uncollected():
@@ -112,7 +112,7 @@ class Engine:
         return min(1.0, max(0.1, 2 * self.seconds_to_build / (0.5 * remaining)))
 
     def _prepare(self, device: torch.device) -> Callable[[], None]:
-        """Create the optimisers' state, undo that, and capture a step where there is a GPU."""
+        """Create the optimizers' state, restore the learners, and capture a step on a GPU."""
         before = [_clones(learner.state()) for learner in self.learners]
         for stack in self.stacks:
             stack.begin_epoch(0)
@@ -150,13 +150,13 @@ class Engine:
             torch.backends.cudnn.flags(
                 enabled=True,
                 benchmark=fastest,
-                benchmark_limit=0,  # of all that cuDNN has, not of its first ten
+                benchmark_limit=0,  # try all kernels of cuDNN, not the first ten
                 deterministic=not fastest,
                 allow_tf32=True,
             ),
             warnings.catch_warnings(),
         ):
-            warnings.filterwarnings("ignore", "TensorFloat32")  # float32 is meant
+            warnings.filterwarnings("ignore", "TensorFloat32")  # float32 is intended
             with torch.cuda.stream(stream), self._tried() if fastest else nullcontext():
                 for _ in range(WARM_UP):
                     self._in_turn()
@@ -171,7 +171,7 @@ class Engine:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Much of what compiling makes stays: to look for garbage in it takes a tenth of the time."""
+    """Switch off garbage collection, which takes a tenth of the time of compiling."""
     collects = gc.isenabled()
     gc.disable()
     try:

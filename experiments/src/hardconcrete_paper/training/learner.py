@@ -1,4 +1,4 @@
-"""One network of an experiment: its weights, optimiser, averages and its own randomness."""
+"""One network of an experiment: weights, optimizer, averages and random numbers."""
 
 import copy
 import warnings
@@ -17,13 +17,13 @@ from hardconcrete.errors import CompactionError, DataError
 from hardconcrete_paper.training.processes import rank
 
 RANK_STRIDE = 1_000_000_007
-"""Between the seeds of processes that train one network: each draws gates of its own."""
+"""Difference of the seeds of processes that train one network, so that they draw other gates."""
 
 MARGIN = 1e-6
 """Uniform noise is kept this far from 0 and 1."""
 
-NEVER = 0.999
-"""A part of the multiply-adds that no network saves at once."""
+UNREACHABLE_SAVING = 0.999
+"""A fraction of the multiply-adds that no shrink saves."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Recipe:
         epochs: passes over the data.
         batch_size: examples per step; a last, smaller batch is left out.
         lr: learning rate of the weights, and of the gates unless they have another.
-        gate_lr: that of the gates, which are then moved by Adam, outside the schedule.
+        gate_lr: learning rate of the gates, which then use Adam, outside the schedule.
         optimizer: of the weights: ``"adam"``, or ``"sgd"`` with Nesterov's momentum of 0.9.
-        weight_decay: of all that no penalty carries.
+        weight_decay: of the weights that do not decay in a penalty.
         milestones: epochs at whose beginning the learning rate is divided by five.
         swa: epochs after which the learning rate stays as it is, and the weights that are tested
             are the mean of the running average over the epochs since; never if None (stochastic
             weight averaging, Izmailov et al. 2018).
         draws: gates drawn for a batch, each for its part of the examples.
-        per_example: whether every example has gates of its own instead.
-        shrink: remove units that were shut for so many epochs in a row; never if 0.
-        round_to: what is left of a width is then a multiple of this.
+        per_example: whether gates are drawn for each example instead.
+        shrink: remove units that were closed for so many epochs in a row; never if 0.
+        round_to: the remaining widths are then multiples of this.
         bf16: whether matrix products and convolutions are computed in bfloat16.
         averaging: decay per step of the running average of weights and gates.
         clamp: log alpha is kept between these two after each step, as the authors' code does with
@@ -86,7 +86,7 @@ class Recipe:
 
 
 class Objective(nn.Module):
-    """The loss: cross-entropy plus penalties, with gates made from given noise.
+    """The loss: cross-entropy plus penalties, with gates from uniform noise.
 
     Example:
         >>> import torch
@@ -124,8 +124,8 @@ class Learner:
         seed: of the order of the data and of the gates; the model was initialised by the caller.
         model: a plain module or a ``GatedModel``.
         recipe: how it is trained.
-        penalties: added to the cross-entropy; a penalty's lambda is constant, a budget takes its
-            step after the optimiser's.
+        penalties: added to the cross-entropy. Lambdas are constant. A budget takes its step after
+            the optimizer.
     """
 
     def __init__(
@@ -158,13 +158,15 @@ class Learner:
         for group in chain.from_iterable(each.param_groups for each in self.optimizers):
             if group["scheduled"]:
                 group["lr"].fill_(self.recipe.rate(epoch))
-        seed = 2 * (self.seed * 1_000_003 + epoch)  # an odd one for the order, of its own stream
+        seed = 2 * (
+            self.seed * 1_000_003 + epoch
+        )  # the order uses the odd seed, so that the streams differ
         self.generator.manual_seed(seed + RANK_STRIDE * rank())
         shuffle = torch.Generator().manual_seed(seed + 1)
         return torch.randperm(examples, generator=shuffle)
 
     def end_epoch(self, done: int, steps: int) -> None:
-        """Note that so many epochs of so many steps are done."""
+        """Count the steps, and update the mean over epochs."""
         self.taken = done * steps
         if self.mean is not None and done > self.recipe.swa:  # type: ignore[operator]
             self.mean.update_parameters(self.average.module)
@@ -174,22 +176,22 @@ class Learner:
         noise.uniform_(generator=self.generator).clamp_(MARGIN, 1 - MARGIN)
 
     def shrink(self, pays: float = 0.1, left: int = 0) -> bool:
-        """Remove units that have stayed shut, if that saves the part ``pays`` of the multiply-adds.
+        """Remove units that have stayed closed, if that saves the fraction ``pays`` of the MACs.
 
         It waits while so many units close in each epoch that waiting saves more. Under a budget the
-        readout decides which units are shut.
+        readout decides which units are closed.
         """
         if not self.recipe.shrink or not self.gates:
             return False
         before, last = self._savings
         waits = left > 0 and (last == 0 or (last - before) * left > last)
         how: Any = {"checks": self.recipe.shrink, "round_to": self.recipe.round_to}
-        how["pays"] = NEVER if waits else pays
+        how["pays"] = UNREACHABLE_SAVING if waits else pays
         how["below"] = 0.01 if self.budget is None else "readout"
         copies = list(self._averages().values())
         try:
             report = hc.shrink(self.model, self.optimizers, averages=copies, **how)  # type: ignore[arg-type]
-        except CompactionError as error:  # a long training is worth more than a shorter one
+        except CompactionError as error:  # the training continues without shrinking
             warnings.warn(f"{self.name} goes on as it is: {error}", hc.HardConcreteWarning, 2)
             self.recipe = replace(self.recipe, shrink=0)
             return False
@@ -198,13 +200,13 @@ class Learner:
         return bool(report)
 
     def _refresh(self) -> None:
-        """Count the gates anew, and let the penalties see them before they are compiled."""
+        """Count the gates again, and call the penalties before they are compiled."""
         self.gates = len(self.model.gates.log_alpha)  # type: ignore[union-attr, arg-type]
         for penalty in self.objective.penalties:
             penalty()
 
     def shrink_as(self, state: dict[str, Tensor]) -> None:
-        """Remove what a saved learner had removed, so that its state fits."""
+        """Remove the units that a saved learner had removed, so that its state fits."""
         if "model.gates.checks" not in state and "model.gates.original" not in state:
             return
         for mark, model in self._networks().items():
@@ -219,12 +221,12 @@ class Learner:
                         tensors[key] = torch.zeros_like(parameter)
 
     def _averages(self) -> dict[str, nn.Module]:
-        """By how their tensors are marked."""
+        """The averages, by the prefix of their tensors in a checkpoint."""
         averages = {"average.": self.average.module}
         return averages if self.mean is None else {**averages, "mean.": self.mean.module}
 
     def _networks(self) -> dict[str, nn.Module]:
-        """The one that is trained, and its averages."""
+        """The trained network and its averages."""
         return {"model.": self.model, **self._averages()}
 
     def state(self) -> dict[str, Tensor]:
@@ -269,11 +271,11 @@ class Learner:
 
     @property
     def averaged(self) -> Any:
-        """The network with averaged weights and gates: what is counted and tested."""
+        """The network with averaged weights and gates, which is counted and tested."""
         model: Any = self.average.module
         if self.mean is not None and self.mean.n_averaged > 0:
             model = self.mean.module
-            if self.gates:  # a long mean would have those open that have been shut since
+            if self.gates:  # a long mean would open gates that have closed since
                 running: Any = self.average.module
                 model.gates.log_alpha.data.copy_(running.gates.log_alpha)
         for buffer, current in zip(model.buffers(), self.model.buffers(), strict=True):
@@ -291,9 +293,9 @@ class Learner:
 def _optimizers(
     model: nn.Module, recipe: Recipe, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """The optimizer of the weights, and one of the gates if they have a rate of their own.
+    """The optimizer of the weights, and another for the gates if they have a learning rate.
 
-    Learning rates are tensors: a replayed graph reads them where they are.
+    Learning rates are tensors, because a replayed graph reads them from memory.
     """
     if isinstance(model, hc.GatedModel):
         groups = hc.parameter_groups(model, recipe.lr, recipe.gate_lr, recipe.weight_decay)

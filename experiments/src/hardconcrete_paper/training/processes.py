@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 @contextmanager
 def processes(device: str = "auto") -> Iterator[str]:
-    """Join the others under ``torchrun``; the device of this process.
+    """Join the other processes under ``torchrun``, and yield the device of this one.
 
     Example:
         >>> with processes("cpu") as device:

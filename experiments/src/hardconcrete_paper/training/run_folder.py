@@ -51,13 +51,13 @@ class RunFolder:
         return self.path / f"small-{seed}.safetensors"
 
     def snapshot(self, epoch: int, seed: int, state: dict[str, Tensor]) -> None:
-        """Keep a network after an epoch, in tensors of their own that nobody changes meanwhile."""
+        """Save a network after an epoch. The tensors must not change meanwhile."""
         path = self._snapshot(epoch, seed)
         path.parent.mkdir(exist_ok=True)
         _save(state, path)
 
     def snapshots(self, seed: int) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The networks that were kept of a seed, with their epochs."""
+        """The saved networks of a seed, with their epochs."""
         for path in sorted(self.path.glob(f"snapshots/*-{seed}.safetensors")):
             yield int(path.name.split("-")[0]), _read(path)[0]
 
@@ -82,14 +82,14 @@ class RunFolder:
     def refuse_others(self, settings: dict[str, Any]) -> None:
         """Refuse a folder that holds a run with other settings.
 
-        What a record does not name was not there yet when it was made, and so was off.
+        A setting that a record lacks is newer than the record, and counts as off.
         """
         before = self.read()["settings"] if self.record.exists() else settings
         for key in {*before, *settings}:
             if (before.get(key) or None) != (settings.get(key) or None):
                 raise ArgumentError(
-                    f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot go on "
-                    f"with {settings.get(key)!r}; choose another folder for the runs"
+                    f"{self.path} holds a run with {key}={before.get(key)!r}, which cannot "
+                    f"continue with {settings.get(key)!r}; choose another folder for the runs"
                 )
 
     def read(self) -> dict[str, Any]:
@@ -104,19 +104,19 @@ class RunFolder:
         _replace(self.record, json.dumps(record, indent=2) + "\n")
 
     def note_environment(self, now: dict[str, Any]) -> None:
-        """Write down where it is trained; also each time that it goes on, perhaps elsewhere."""
+        """Record the environment of the training, and of each continuation."""
         record = self.read()
         if "environment" in record:
             record["resumed"] = [*record.get("resumed", []), now]
         self.write({"environment": now, **record})
 
     def note_opening(self) -> None:
-        """Write down that the test set is opened now."""
+        """Record that the test set is opened now."""
         record, now = self.read(), datetime.now(UTC).isoformat(timespec="seconds")
         self.write({**record, "test_opened": [*record.get("test_opened", []), now]})
 
     def has_been_tested(self) -> bool:
-        """Whether the test set was opened for it, as far as its record can be read."""
+        """Whether the test set was opened for this run; False if the record cannot be read."""
         try:
             record = self.read() if self.record.exists() else {"settings": {}}
         except DataError:
@@ -129,20 +129,20 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        """All metrics so far; a line that a kill left unfinished is none."""
+        """All metrics so far, without an unfinished last line."""
         if not self.metrics.exists():
             return []
         return _parsed(self.metrics, lambda text: text.rpartition("\n")[0].splitlines())
 
     def save(self, tensors: dict[str, Tensor], epoch: int, seconds: float) -> None:
-        """Replace the checkpoint; of tensors as for a snapshot."""
+        """Replace the checkpoint. The tensors must not change meanwhile."""
         _save(tensors, self.checkpoint, {"epoch": str(epoch), "seconds": repr(seconds)})
 
     def load(self) -> tuple[dict[str, Tensor], int, float] | None:
         """Tensors, epoch and seconds of the checkpoint; metrics of later epochs are dropped."""
         checkpoint = self._checkpoint() if self.checkpoint.exists() else None
         epoch = 0 if checkpoint is None else checkpoint[1]
-        if rank() == 0:  # one of those that train it writes
+        if rank() == 0:  # one process writes
             kept = [line for line in self.lines() if line["epoch"] <= epoch]
             _replace(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
         return checkpoint
@@ -163,7 +163,7 @@ def _save(tensors: dict[str, Tensor], path: Path, about: dict[str, str] | None =
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and what it says about them."""
+    """The tensors and the metadata of a file."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -173,10 +173,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _parsed(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, Any]]:
-    """Objects of JSON that stand in a file."""
+    """The JSON objects in a file."""
     try:
         rows = [json.loads(text) for text in parts(path.read_text())]
-    except ValueError as error:  # also of bytes that are no text
+    except ValueError as error:  # also for bytes that are not text
         raise _damaged(path, error) from error
     if not all(isinstance(one, dict) for one in rows):
         raise _damaged(path, "not an object of JSON")

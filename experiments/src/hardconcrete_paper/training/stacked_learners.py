@@ -1,7 +1,8 @@
 """Learners that step as one: every parameter has a leading dimension, one entry per network.
 
-Five small networks then need the kernels of one. The parameters, averages and optimiser states of
-the learners are views into the stacked ones. No tensor of a step moves: a CUDA graph can replay it.
+Five small networks then need the kernels of one. The parameters, averages and optimizer states of
+the learners are views into the stacked ones. No tensor of a step moves, so a CUDA graph can replay
+it.
 """
 
 import functools
@@ -27,7 +28,7 @@ from hardconcrete_paper.training.learner import RANK_STRIDE, Learner
 from hardconcrete_paper.training.processes import rank, world
 
 PARTS = 25
-"""Parts of a batch whose weight gradients are summed: one long sum would keep few cores busy."""
+"""Weight gradients are summed over so many parts of a batch, because one sum uses few cores."""
 
 
 class StackedLearners:
@@ -37,7 +38,7 @@ class StackedLearners:
         learners: what is trained.
         images: uint8 [N, ...] on the learners' device.
         labels: int64 [N].
-        prepare: makes of a batch of images what the networks take.
+        prepare: makes the input of the networks from a batch of images.
         compiled: whether the losses and their gradients are compiled, as one graph.
     """
 
@@ -53,10 +54,9 @@ class StackedLearners:
         self.learners, self.images, self.labels = learners, images, labels
         self.prepare = prepare
         first, count = learners[0], len(learners)
-        alone = first.recipe.optimizer != "adam" or first.recipe.draws > 1 or first.recipe.shrink
-        if count > 1 and (first.budget is not None or alone):
-            raise ArgumentError("networks with budgets or SGD, or that shrink, cannot be stacked")
         batch = first.recipe.batch_size
+        if count > 1 and not _can_be_stacked(first):
+            raise ArgumentError("networks with budgets or SGD, or that shrink, cannot be stacked")
         if len(labels) < batch:
             raise ArgumentError(f"{len(labels)} examples are less than a batch")
         self.steps = len(labels) // batch
@@ -79,7 +79,7 @@ class StackedLearners:
         self._side = torch.cuda.Stream(first.device) if in_parallel else None
 
     def _no_noise(self) -> Tensor:
-        """Room for that of every network or, in one network, of every draw."""
+        """A tensor for the noise of every network; in one network, of every draw."""
         first = self.learners[0]
         examples = [self.order.shape[-1]] if first.recipe.per_example else []
         draws = max(len(self.learners), first.recipe.draws)
@@ -101,7 +101,7 @@ class StackedLearners:
         self.loss.zero_()
 
     def step(self) -> None:
-        """One step of every learner on its next batch, with random numbers of its own."""
+        """One step of every learner on its next batch. On a CPU the global random state is kept."""
         if self.order.is_cuda:
             self._step()
             return
@@ -112,7 +112,7 @@ class StackedLearners:
         torch.set_rng_state(outside)
 
     def evaluate(self) -> None:
-        """What the first network makes of the part of a batch that one draw of gates is for."""
+        """Run the first network on the part of a batch that shares one draw of the gates."""
         learner = self.learners[0]
         examples = learner.recipe.batch_size // world() // learner.recipe.draws
         images = self.prepare(self.images[:examples])
@@ -155,7 +155,7 @@ class StackedLearners:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On a GPU in a stream of its own: a budget has many small kernels."""
+        """On a GPU use a second stream, because a budget has many small kernels."""
         if self._side is None:
             yield
             return
@@ -208,7 +208,7 @@ class StackedLearners:
             return each(named, noise, images, labels)  # type: ignore[no-any-return]
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The first learner's, for the stacked parameters."""
+        """The optimizer of the first learner, for the stacked parameters."""
         first = self.learners[0]
         names = {id(parameter): name for name, parameter in first.model.named_parameters()}
         groups = []
@@ -218,7 +218,7 @@ class StackedLearners:
         return torch.optim.Adam(groups, fused=True, capturable=first.device.type == "cuda")
 
     def share_state(self) -> None:
-        """Give every learner its part of the optimiser's state, once that exists."""
+        """Give every learner its part of the optimizer's state, once that exists."""
         if len(self.learners) == 1:
             return
         for index, learner in enumerate(self.learners):
@@ -229,8 +229,15 @@ class StackedLearners:
                 }
 
 
+def _can_be_stacked(learner: Learner) -> bool:
+    """Whether networks like this one can step together."""
+    recipe = learner.recipe
+    plain = recipe.optimizer == "adam" and recipe.draws == 1 and not recipe.shrink
+    return plain and learner.budget is None
+
+
 def start_compilers(device: torch.device) -> None:
-    """Start the processes that compile kernels for a GPU, to be ready when there are some.
+    """Start the processes that compile kernels for a GPU.
 
     They take seconds to start. Until then kernels are compiled one after the other.
     """
@@ -242,10 +249,10 @@ def start_compilers(device: torch.device) -> None:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A function, compiled for the present sizes: a network that has shrunk is compiled anew.
+    """A function, compiled for the present sizes; a network that has shrunk is compiled again.
 
-    A run that goes on in another process uses torch's cache. The compiler is imported at the first
-    call: that takes seconds, in which cuDNN is already at work.
+    A run that continues in another process uses torch's cache. The compiler is imported at the
+    first call. This takes seconds, in which cuDNN already runs.
     """
 
     @functools.cache
@@ -256,7 +263,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 
 def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient laid out as its parameter: fused optimisers read memory, not strides."""
+    """A gradient with the layout of its parameter, because fused optimizers ignore strides."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -264,7 +271,7 @@ def _alike(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def _rounded_as(tf32: bool) -> Iterator[None]:
-    """Products on a GPU in TF32 where convolutions are: some stand for these. Else as before."""
+    """Matrix products in TF32 where convolutions use it: some replace convolutions."""
     if not tf32:
         yield
         return
@@ -279,7 +286,7 @@ def _rounded_as(tf32: bool) -> Iterator[None]:
 class ConvolutionsAsProducts(TorchFunctionMode):
     """Inside, plain convolutions multiply patches of their input.
 
-    Stacked, a convolution has groups, which libraries run one after the other; a product has not.
+    A stacked convolution has groups, which libraries run one after the other. A product has none.
 
     Example:
         >>> import torch
@@ -299,7 +306,7 @@ class ConvolutionsAsProducts(TorchFunctionMode):
 
 
 class _Patches(torch.autograd.Function):
-    """What a window of rows and columns sees; one kernel, and one for the gradients."""
+    """The patches of all windows; one kernel, and one for the gradients."""
 
     generate_vmap_rule = True
 
@@ -318,7 +325,7 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Any:
-        """Every place of the window adds to the pixel that it saw."""
+        """Every entry of a window adds to the pixel that it read."""
         rows, columns = gradient.shape[2:4]
         added = [
             functional.pad(seen, (column, columns - 1 - column, row, rows - 1 - row))
@@ -341,7 +348,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _stacked(models: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of several models as one each, into which their own become views."""
+    """Stacked parameters of several models. The models' parameters become views into them."""
     if len(models) == 1:
         return dict(models[0].named_parameters())
     named = [dict(model.named_parameters()) for model in models]
