@@ -1,4 +1,4 @@
-"""The graph form: the traced graph, with every size in it computed anew for the kept units."""
+"""The graph form: the traced graph, with its sizes computed again for the kept units."""
 
 import copy
 import operator

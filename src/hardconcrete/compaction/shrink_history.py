@@ -66,7 +66,7 @@ class ShrinkHistory:
     def remaining_groups(self) -> tuple[tuple[Group, ...], Tensor]:
         """The groups after the cuts, and the dense indices of their gates.
 
-        A gate is gone when everything that it multiplied is gone.
+        A gate is removed when everything that it multiplied was cut.
         """
         names = first_names(self.dense.model)
         cuts: dict[str, dict[int, Tensor]] = defaultdict(dict)
@@ -126,7 +126,7 @@ class ShrinkHistory:
         return whole.to(gated.gates.device)
 
 
-CANNOT_COME_BACK = "what was removed cannot come back: shrink a dense model anew"
+CANNOT_COME_BACK = "removed units cannot come back: shrink a new dense model"
 
 
 def plan_so_far(gated: GatedModel) -> CompactionPlan:

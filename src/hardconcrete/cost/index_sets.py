@@ -13,7 +13,7 @@ from hardconcrete.units import Analysis, analyze
 from hardconcrete.units.axis import Place
 from hardconcrete.units.relations import Relations, selecting_layers
 
-NOBODY = -1
+NO_GROUP = -1
 """The group of indices without a removable unit."""
 
 
@@ -100,8 +100,8 @@ class IndexSets:
 
     def _row(self, roots: Tensor) -> Row:
         """The row of an axis that is cut with its units."""
-        counts = Counter(self.group_of.get(root, NOBODY) for root in roots.tolist())
-        base = counts.pop(NOBODY, 0)
+        counts = Counter(self.group_of.get(root, NO_GROUP) for root in roots.tolist())
+        base = counts.pop(NO_GROUP, 0)
         times = tuple((k, n / len(self.groups[k])) for k, n in sorted(counts.items()))
         return self._known(Row(base, times))
 
@@ -119,7 +119,7 @@ class IndexSets:
         parts = defaultdict[int, list[tuple[int, int]]](list)
         for root, need, host in zip(roots, needs, hosts, strict=True):
             if need:
-                group = self.group_of.get(root, NOBODY)
+                group = self.group_of.get(root, NO_GROUP)
                 parts[group].append((self._number(need), self._number(host)))
         start = len(self.index_sets)
         self.index_sets += [IndexSet(group, tuple(indices)) for group, indices in parts.items()]
@@ -142,7 +142,7 @@ class IndexSets:
 def _without_units(gates: Mapping[Place, Tensor], analysis: Analysis) -> dict[Place, Tensor]:
     """Roots of gated axes without units, which are axes of size 1 or of a kernel."""
     return {
-        place: torch.full_like(numbers, NOBODY)
+        place: torch.full_like(numbers, NO_GROUP)
         for place, numbers in gates.items()
         if place[1] != EACH and place not in analysis.relations.roots
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.cost.count import count
-from hardconcrete.cost.index_sets import NOBODY, IndexSets, Row
+from hardconcrete.cost.index_sets import NO_GROUP, IndexSets, Row
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.cost.liveness_formulas import EACH, Element
 from hardconcrete.cost.ragged import concatenate_tables, pad_rows, repeat_to_width
@@ -140,7 +140,7 @@ class LedgerWriter(IndexSets):
             for a, m in first.index_sets:
                 for b, n in second.index_sets:
                     group = self.index_sets[a].group
-                    if group == self.index_sets[b].group != NOBODY:
+                    if group == self.index_sets[b].group != NO_GROUP:
                         pair = min(a, b), max(a, b)  # the whole group has the smaller number
                         covariance = "covariance", self.pairs.setdefault(pair, len(self.pairs))
                         self.terms.append((tuple(m * n * p for p in prices), [covariance, *rest]))
@@ -178,10 +178,10 @@ class LedgerWriter(IndexSets):
             if place[1] != EACH:
                 roots = self.relations.roots[place].tolist()
                 for root, gate in zip(roots, numbers.tolist(), strict=True):
-                    gated[gate].append((place, self.group_of.get(root, NOBODY)))
+                    gated[gate].append((place, self.group_of.get(root, NO_GROUP)))
         kinds = {kind: k for k, kind in enumerate(dict.fromkeys(map(tuple, gated.values())))}
         last = max((int(numbers.max()) for numbers in self.gates.values()), default=-1)
-        return torch.tensor([kinds.get(tuple(gated[gate]), NOBODY) for gate in range(last + 1)])
+        return torch.tensor([kinds.get(tuple(gated[gate]), NO_GROUP) for gate in range(last + 1)])
 
     def _selection_tables(self) -> dict[str, Any]:
         """Layers that can be idle: none of the inputs that other layers read is selected."""
@@ -231,7 +231,7 @@ class LedgerWriter(IndexSets):
         for k, index_set in enumerate(self.index_sets):
             for kind, n in Counter(index_set.indices).items():
                 counts[k, column[kind]] = n
-        wholes = [k if s.group == NOBODY else s.group for k, s in enumerate(self.index_sets)]
+        wholes = [k if s.group == NO_GROUP else s.group for k, s in enumerate(self.index_sets)]
         return {
             "whole_set": torch.tensor(wholes, dtype=torch.int64),
             "max_doubtful": len(set(wholes)),

@@ -54,9 +54,9 @@ def attach_gates(
         model: any module; it stays the same object, with the same parameters.
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         kwargs: keyword inputs of the same call.
-        sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates whatever reads
-            them; or ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``. A list may
-            also contain ``"auto"``: where they overlap, the named site wins.
+        sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates the weights
+            that read them. Or a list of ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``.
+            It may also contain ``"auto"``; where groups overlap, the named site wins.
         include: patterns such as ``"layers.*"``: take only traced groups with such a name.
         exclude: patterns of names to leave alone.
         droprate: p in (0, 1), one number or one by group name: log_alpha starts near
@@ -69,8 +69,8 @@ def attach_gates(
         sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
         readout: the rule for the gates at test time; see ``HardConcrete.readout``. The default is
             the first one of the family, which is ``"paper"`` for the default gates.
-        keep_mean: divide the gated weights by E[z], so that the mean output under the gates is
-            that of the model before, as far as it is linear in them. Changes the weights.
+        keep_mean: divide the gated weights by E[z]. The mean output under the gates is then that
+            of the model before, if it is linear in the weights.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -204,7 +204,7 @@ def _refuse_without_activation(placed: dict[nn.Module, list[Multiplier]], bank: 
         for multiplier in multipliers:
             if multiplier.dim is None:
                 raise SiteError(
-                    f"{multiplier.name}: single weights have no activation of their own, so they "
+                    f"{multiplier.name}: single weights have no activation, so they "
                     "cannot have a gate per example; use sample='batch'"
                 )
             if multiplier is not gates.inner and multiplier not in gates.outer:

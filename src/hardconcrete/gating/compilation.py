@@ -85,7 +85,7 @@ def check_draw(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
 def _check_draw(z: Tensor, draws: int, frozen: bool, lost: bool) -> Tensor:
     if lost:
         refuse_reentrant()
-    if draws in Draws.numbered:  # else the model is gone, and holds nothing
+    if draws in Draws.numbered:  # else the model was deleted
         Draws.numbered[draws].refuse_other(z, frozen)
     return z.new_ones(())
 

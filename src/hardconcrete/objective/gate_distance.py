@@ -37,7 +37,7 @@ class UpdateRule:
 
     Args:
         lr: learning rate of the gates.
-        momentum_gain: the sum of the updates that momentum makes of one gradient, 1 / (1 - m).
+        momentum_gain: the sum of all updates from one gradient under momentum m, 1 / (1 - m).
         normalised: whether the gradient is divided by its root mean square, as in Adam.
         beta1: Adam's decay rate of the mean gradient.
         beta2: Adam's decay rate of the mean squared gradient.
@@ -251,5 +251,5 @@ class FixedWeightsPenalty(L0Penalty):
         self.schedule = schedule
 
     def squared_norms(self) -> Tensor:
-        """Those of the beginning."""
+        """The norms at the start of the simulation."""
         return self._norms if self._norms is not None else super().squared_norms()

@@ -34,7 +34,7 @@ class L0Penalty:
             ``"aic"`` (1/N) or ``"bic"`` (ln N / 2N), which need ``examples``; or a schedule, a
             function from the number of ``step()`` calls so far to a number or mapping.
         cost: the meaning of |g|. ``"group_size"`` is the number of weights that a gate of a named
-            site multiplies, as in the paper, and of traced units all parameters that go with one.
+            site multiplies, as in the paper. For traced units it is all parameters of one unit.
         weight_decay: coefficient of the expected L2 norm of the gated weights (eq. 17).
         prior: p(z), a ``Rectified`` for all gates; the result is then the bound of appendix A.
         examples: N, the number of training examples.

@@ -147,7 +147,7 @@ MIN_DRAWN_FRACTION = 1e-8
 """Smaller fractions of a group's largest value are drawn at this height: 0 has no logarithm."""
 
 MAX_LEGEND_ENTRIES = 20
-"""With more lines there is no legend: only so many can be told apart."""
+"""With more lines there is no legend, because their colours would repeat."""
 
 
 def units_over_time(history: Mapping[str, Sequence[int]], out: Path) -> tuple[Path, Path]:

@@ -180,7 +180,7 @@ def analyze(
 
 
 def _forget(gone: "weakref.ref[nn.Module]") -> None:
-    """Free the graph of a model that is gone."""
+    """Free the graph of a model that was deleted."""
     global _latest
     if _latest is not None and _latest[0] is gone:
         _latest = None

@@ -76,7 +76,7 @@ class Axis:
         return values.new_zeros(count).scatter_reduce(0, self.units[has_unit], top, "amax")
 
     def cut(self, kept: Mapping[int, Tensor]) -> "Axis":
-        """What is left when only these indices of some dimensions of the tensor are kept."""
+        """The axis after the tensor keeps only these indices of some dimensions."""
         units = self.units
         if self.dim is not None:
             return replace(self, units=units[kept[self.dim]] if self.dim in kept else units)

@@ -46,7 +46,7 @@ class Group:
 
     @property
     def gated(self) -> tuple[Axis, ...]:
-        """The axes that gates multiply: the input side of whatever reads the units."""
+        """The axes that gates multiply: the input side of the layers that read the units."""
         return tuple(axis for axis in self.axes if axis.gated)
 
     @property

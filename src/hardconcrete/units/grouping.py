@@ -140,7 +140,7 @@ class Grouping:
         return round(sum(gone) / self.batch)
 
     def fixed(self) -> tuple[Fixed, ...]:
-        """What parameters make and nobody can remove, once for each reason."""
+        """The units that parameters make and that cannot be removed, by reason."""
         counts: Counter[tuple[str, Reason]] = Counter()
         for name, roots in self.makers.values():
             for root, count in _counted(roots):

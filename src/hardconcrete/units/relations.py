@@ -59,7 +59,7 @@ class Relations:
 
 
 def selecting_layers(model: nn.Module, relations: Relations) -> dict[str, str]:
-    """Layers that can be told to read some of their inputs only, by the name of their weight."""
+    """Layers that can select some of their inputs, by the name of their weight."""
     holders: dict[int, int] = defaultdict(int)
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -71,7 +71,7 @@ def selecting_layers(model: nn.Module, relations: Relations) -> dict[str, str]:
             users = [model.get_submodule(user) for user in relations.users.get(name, ())]
             if all(user is module for user in users):
                 found[name] = path
-    return found  # whoever else has the weight, or takes it, would get it cut, and not select
+    return found  # other users of a weight would get it cut, without selecting
 
 
 def _can_select(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ TIMEOUT = 20.0
 """Seconds of silence after which a connection is given up."""
 
 NPM_TIMEOUT = 120.0
-"""Seconds for a whole ``npm pack``, which has retries of its own."""
+"""Seconds for a whole ``npm pack``, which retries by itself."""
 
 _BROKEN = (tarfile.TarError, zlib.error, EOFError, KeyError)
 DOWNLOAD_ERRORS = (OSError, HTTPException, subprocess.SubprocessError, *_BROKEN)
@@ -64,7 +64,7 @@ def _part(target: Path) -> Path:
 
 
 class SilentError(OSError):
-    """Nobody answered: not worth a second wait."""
+    """There was no answer, so there is no second attempt."""
 
 
 def _is_final(error: Exception) -> bool:
@@ -75,7 +75,7 @@ def _is_final(error: Exception) -> bool:
 
 
 def _resume(url: str, part: Path) -> None:
-    """Add to ``part`` what it lacks, or start it anew where the mirror sends the whole file."""
+    """Continue ``part``, or start it again if the mirror sends the whole file."""
     if sys.stderr.isatty():
         print(f"asking for {url}", file=sys.stderr)
     start = part.stat().st_size if part.exists() else 0
@@ -85,7 +85,7 @@ def _resume(url: str, part: Path) -> None:
         response = urlopen(Request(url, headers=headers), timeout=TIMEOUT)  # noqa: S310
     except HTTPError as error:
         error.close()
-        if error.code == 416:  # nothing lies beyond ``start``: what is there is not this file
+        if error.code == 416:  # the mirror's file is shorter, so ``part`` is another file
             part.unlink()
         raise
     except (TimeoutError, URLError) as error:

@@ -14,7 +14,7 @@ VARIABLE = "HARDCONCRETE_DATA"
 """The environment variable that names the data directory where no argument does."""
 
 FetchAttempt = tuple[str, Callable[[Path], None]]
-"""Where files come from, and what brings them to a folder."""
+"""Where files come from, and a function that fetches them to a folder."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RemoteFile:
         """The plain contents, if they are the published ones."""
         if packed and self.md5_gz and md5_of(raw) == self.md5_gz:
             return unpacked(raw)
-        content = unpacked(raw) if packed else raw  # someone may have packed it anew
+        content = unpacked(raw) if packed else raw  # it may have been packed again
         return content if content is not None and md5_of(content) == self.md5_plain else None
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Source:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Where a person gets the files by hand."""
+        """Where you get the files by hand."""
         return (*self.mirrors, *[str(self.npm)] * bool(self.npm))
 
     def find(self, file: RemoteFile, directory: Path) -> Path | None:
@@ -125,14 +125,14 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """The directory that is searched, and who named it."""
+    """The directory that is searched, and where its name comes from."""
 
     path: Path
     origin: str
 
     @property
     def is_cache(self) -> bool:
-        """Whether nobody named it: what is missing is then fetched."""
+        """Whether it is the cache: missing files are then fetched."""
         return self.origin == "the cache"
 
 

@@ -53,7 +53,7 @@ MNIST_FILES: dict[Split, tuple[RemoteFile, RemoteFile]] = {
 """Images and labels of each split, with the checksums of the official files."""
 
 TEST_EVERY = 5
-"""Of scikit-learn's digits, which have no split of their own, each fifth is for testing."""
+"""Each fifth of scikit-learn's digits is for testing, because they have no split."""
 
 
 @dataclass(frozen=True)
