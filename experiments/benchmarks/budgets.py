@@ -141,7 +141,7 @@ def train(
     kind: type[LearnedBudget] = LearnedBudget,
     droprate: float = 0.5,
 ) -> dict[str, Any]:
-    """Train to a budget, or densely without one, and look at what comes out."""
+    """Train to a budget, or densely without one, and measure the result."""
     torch.manual_seed(seed)
     model = task.build().to(device)
     start = time.perf_counter()

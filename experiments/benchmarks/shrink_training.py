@@ -25,7 +25,7 @@ from hardconcrete_paper.training.engine import Engine
 
 LAM = (10.0, 0.5, 0.1, 10.0)
 EVERY = 60
-"""Steps between two looks at the others; each takes two steps then, of which the second counts."""
+"""Steps between two timings of the other networks. Each then takes two steps; the second counts."""
 
 
 def main() -> None:

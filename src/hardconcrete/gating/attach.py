@@ -55,8 +55,9 @@ def attach_gates(
         example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
         kwargs: keyword inputs of the same call.
         sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates the weights
-            that read them. Or a list of ``Site``s and shorthands, such as ``["conv1:out", "fc1:in"]``.
-            It may also contain ``"auto"``; where groups overlap, the named site wins.
+            that read them. Or a list of ``Site``s and shorthands, such as
+            ``["conv1:out", "fc1:in"]``. It may also contain ``"auto"``; where groups overlap, the
+            named site wins.
         include: patterns such as ``"layers.*"``: take only traced groups with such a name.
         exclude: patterns of names to leave alone.
         droprate: p in (0, 1), one number or one by group name: log_alpha starts near

@@ -22,9 +22,10 @@ from hardconcrete_paper.training.processes import agreed, rank
 from hardconcrete_paper.training.run_folder import RunFolder
 
 CHECKPOINT_SECONDS = 15.0
-"""Least time between two checkpoints; those that keep the training waiting come more seldom."""
+"""Least time between two checkpoints. Slow ones are written less often."""
 
 Facts = Callable[[nn.Module], dict[str, Any]]
+"""More metrics of a network after an epoch."""
 
 
 def train(
@@ -38,17 +39,17 @@ def train(
     minutes: float | None = None,
     began: float | None = None,
 ) -> bool:
-    """Train with progress, metrics, snapshots and checkpoints; whether the end was reached.
+    """Train with progress, metrics, snapshots and checkpoints; return whether the run is finished.
 
     Args:
         engine: what trains.
-        folder: where the files go; of several processes the first one writes them.
+        folder: the files of the run. Of several processes the first one writes them.
         sizes: units of the dense network by group.
         dense_macs: its multiply-adds for one example.
-        facts: more of what the metrics say about a network after an epoch.
+        facts: more metrics of a network after an epoch.
         sweep: which of several runs this is.
         minutes: stop after so many, between two epochs, with a checkpoint.
-        began: since when they count, by ``time.perf_counter``; by default now.
+        began: when the minutes began, by ``time.perf_counter``; by default now.
     """
     saved = time.perf_counter()
     began = saved if began is None else began
@@ -70,9 +71,8 @@ def train(
                 for learner, model, now in zip(engine.learners, models, statuses, strict=True):
                     line = {"epoch": epoch, "seed": learner.seed, **asdict(now), **facts(model)}
                     folder.log({**line, "seconds": round(engine.seconds, 2)})
-                    if is_snapshot(epoch, engine.epochs):
-                        keep = partial(folder.snapshot, epoch, learner.seed)
-                        writer.write(model.state_dict(), keep)
+                if is_snapshot(epoch, engine.epochs):
+                    _write_snapshots(engine, models, epoch, folder, writer)
                 due = over or epoch in (1, engine.epochs)
                 if due or time.perf_counter() - saved > patience:
                     start = time.perf_counter()
@@ -83,6 +83,14 @@ def train(
             if over and epoch < engine.epochs:
                 return False
     return True
+
+
+def _write_snapshots(
+    engine: Engine, models: Sequence[Any], epoch: int, folder: RunFolder, writer: BackgroundWriter
+) -> None:
+    """Save the averaged networks of an epoch."""
+    for learner, model in zip(engine.learners, models, strict=True):
+        writer.write(model.state_dict(), partial(folder.snapshot, epoch, learner.seed))
 
 
 def _refuse_nan(epoch: int, engine: Engine) -> None:
