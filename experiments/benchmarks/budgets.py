@@ -1,4 +1,4 @@
-"""Claim: with the same defaults, what is delivered ends within 5% of the budget on four networks.
+"""Claim: with the same defaults, the delivered cost ends within 5% of the budget on four networks.
 
 An MLP and LeNet-5 on MNIST, ResNet-20 on CIFAR-10 (multiply-adds), and a character-level
 transformer (width of its feed-forward layers), at half, a quarter and a tenth. Then each is
@@ -6,7 +6,7 @@ compacted, never above its budget, and tested. The dense networks are trained al
 
     python experiments/benchmarks/budgets.py [--only mlp lenet5] [--budgets 0.5] [--out FILE]
 
-A record that is there is added to: what is trained again replaces its former run.
+An existing record is extended. A network that is trained again replaces its earlier run.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from hardconcrete_paper.training.device import choose_device
 
 BUDGETS = (0.5, 0.25, 0.1)
 LR, GATE_LR = 1e-3, 1e-2
-LOOKS = 200
-"""Points of a trajectory."""
+TRAJECTORY_POINTS = 200
+"""Points that are recorded of each training."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network and what it learns.
+    """A network, its data and its budget.
 
     Args:
         build: the dense network.
@@ -50,7 +50,7 @@ class Task:
         batch: inputs and targets for a step, drawn on the device.
         test: inputs and targets of the test set, in batches.
         steps: length of the training.
-        cost: what the budget is about.
+        cost: the limited cost.
     """
 
     build: Callable[[], nn.Module]
@@ -216,7 +216,9 @@ def _loop(
         if k % 50 == 0:
             rate.fill_(0.5 * LR * (1 + math.cos(math.pi * k / task.steps)))
         replay()
-        if budget is not None and (k % max(1, task.steps // LOOKS) == 0 or k == task.steps - 1):
+        if budget is not None and (
+            k % max(1, task.steps // TRAJECTORY_POINTS) == 0 or k == task.steps - 1
+        ):
             (delivered,), (expected,) = budget.delivered().values(), budget.expected().values()
             scale, (price,) = budget.state_dict()["log_scale"].exp().item(), budget.price().values()
             path.append([k + 1, *(round(x, 6) for x in (delivered, expected, scale, price))])

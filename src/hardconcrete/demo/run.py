@@ -112,22 +112,29 @@ def run_demo(
     small = hc.compact(gated, budget=trainees[1].budget)
     hc.save(out / "small.safetensors", small)
     report = hc.measure(gated, small, test.images[:64].float())
-    record = {
+    settings = {
         "dataset": train.name,
         "seed": seed,
         "setting": asdict(setting),
         "lam_times_examples": lam if macs is params is None else None,
         "budget": limits,
+    }
+    results = {
         "dense": asdict(first),
         "gated": asdict(second),
         "small_error": error_rate(small, test),
         "measured": report.to_dict(),
-        "seconds": round(time.perf_counter() - start, 1),
-        "environment": environment(torch.device("cpu")),
     }
-    (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+    _write_record({**settings, **results}, start, out)
     written = (*files, out / "small.safetensors", out / "record.json")
     return Demo(train.name, (first, second), str(hc.CompactionPlan.of(small)), report, written)
+
+
+def _write_record(record: dict[str, Any], start: float, out: Path) -> None:
+    """Write settings and results, the time since the start, and the environment."""
+    seconds = round(time.perf_counter() - start, 1)
+    record |= {"seconds": seconds, "environment": environment(torch.device("cpu"))}
+    (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _outcome(trainee: Trainee, now: Status, test: Images) -> Outcome:

@@ -29,23 +29,23 @@ units.
 
 ![Gates of the 784 input pixels of the MLP at several epochs](gallery/pixels.png)
 
-Black pixels are shut. The border, which is blank in almost every image, goes first: its gates feel
-the penalty and nothing else.
+Black pixels are closed. The border, which is blank in almost every image, closes first, because only the
+penalty moves its gates.
 
 ## How gates decide
 
 ![Probability of being open of every gate over the epochs, by group](gallery/trajectories.png)
 
 Each line is one gate of the LeNet-5 whose lambdas differ by layer. Hidden units of the last layer
-drift together at first; then the ones that the loss needs turn round. Elsewhere what stays rises
-from the beginning.
+drift together at first; then those that the loss needs open again. In other groups the gates that stay
+open rise from the beginning.
 
 ## Which filters of LeNet-5 survive
 
 ![The 20 filters of the first convolution, with the value of their gates](gallery/filters.png)
 
 The 5 x 5 filters of the first convolution under lambda = 0.1/N (above) and lambda sep. (below),
-times their gates; a crossed one is shut, and no part of the compacted network.
+times their gates. Crossed filters are closed, and are not in the compacted network.
 """
 
 
