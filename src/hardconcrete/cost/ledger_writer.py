@@ -226,11 +226,7 @@ class LedgerWriter(IndexSets):
         kinds = list(
             dict.fromkeys(kind for index_set in self.index_sets for kind in index_set.indices)
         )
-        column = {kind: k for k, kind in enumerate(kinds)}
-        counts = torch.zeros(len(self.index_sets), len(kinds), dtype=torch.float64)
-        for k, index_set in enumerate(self.index_sets):
-            for kind, n in Counter(index_set.indices).items():
-                counts[k, column[kind]] = n
+        counts = self._kind_counts(kinds)
         wholes = [k if s.group == NO_GROUP else s.group for k, s in enumerate(self.index_sets)]
         return {
             "whole_set": torch.tensor(wholes, dtype=torch.int64),
@@ -249,6 +245,15 @@ class LedgerWriter(IndexSets):
             "kind_counts": counts,
             "kinds_of_set": pad_rows([row.nonzero().flatten().tolist() for row in counts]),
         }
+
+    def _kind_counts(self, kinds: Sequence[tuple[int, int]]) -> Tensor:
+        """How many indices of each kind every index set has."""
+        column = {kind: k for k, kind in enumerate(kinds)}
+        counts = torch.zeros(len(self.index_sets), len(kinds), dtype=torch.float64)
+        for k, index_set in enumerate(self.index_sets):
+            for kind, n in Counter(index_set.indices).items():
+                counts[k, column[kind]] = n
+        return counts
 
     def _size_tables(self) -> dict[str, Any]:
         """The sizes of all axes, from index sets."""

@@ -29,16 +29,16 @@ units.
 
 ![Gates of the 784 input pixels of the MLP at several epochs](gallery/pixels.png)
 
-Black pixels are closed. The border, which is blank in almost every image, closes first, because only the
-penalty moves its gates.
+Black pixels are closed. The border, which is blank in almost every image, closes first, because
+only the penalty moves its gates.
 
 ## How gates decide
 
 ![Probability of being open of every gate over the epochs, by group](gallery/trajectories.png)
 
 Each line is one gate of the LeNet-5 whose lambdas differ by layer. Hidden units of the last layer
-drift together at first; then those that the loss needs open again. In other groups the gates that stay
-open rise from the beginning.
+drift together at first; then those that the loss needs open again. In other groups the gates that
+stay open rise from the beginning.
 
 ## Which filters of LeNet-5 survive
 
