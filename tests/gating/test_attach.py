@@ -371,7 +371,7 @@ def test_a_site_that_is_only_partly_read_is_refused(names: tuple[str, str]) -> N
         (
             nn.Linear(4, 4),
             [":each"],
-            ":each: single weights have no activation of their own, .* use sample='batch'",
+            ":each: single weights have no activation, .* use sample='batch'",
         ),
         (Scale(), [hc.Site("used", 0)], "used:0: a gate per example .* not for Scale"),
         (nn.Sequential(nn.LayerNorm(4)), [hc.Site("0.weight", 0)], "not for LayerNorm"),

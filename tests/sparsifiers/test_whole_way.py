@@ -220,7 +220,7 @@ def test_a_budget_by_learned_gates(family: type[Sparsifier]) -> None:
 
 @pytest.mark.parametrize(("by", "words"), [("importance", "moves the gates"), ("gates", "learn")])
 def test_a_mask_cannot_be_moved(by: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"{words}, and those of FixedMask are fixed"):
+    with pytest.raises(ArgumentError, match=rf"{words}, and FixedMask gates are fixed"):
         hc.Budget(make(FixedMask), macs=0.5, steps=300, by=by)
     penalty = hc.L0Penalty(make(FixedMask), 0.1)
     with pytest.raises(GateError, match="FixedMask gates have no location"):

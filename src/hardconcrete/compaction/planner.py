@@ -121,9 +121,9 @@ def _scales(gated: GatedModel, plain: nn.Module, gates: Tensor) -> tuple[Scale, 
 def _selections(
     liveness: Liveness, plain: nn.Module, reads: Mapping[str, Tensor]
 ) -> tuple[dict[str, tuple[int, ...]], dict[Place, Tensor]]:
-    """Inputs that a layer selects because others of them are shut, and which ones it leaves unread.
+    """The inputs that layers select because other inputs are closed, and the inputs left unread.
 
-    The units of shut inputs live on where another layer reads them. A layer without any open input
+    Units of closed inputs stay alive if another layer reads them. A layer without any open input
     selects nothing.
     """
     selections, unread = {}, {}

@@ -52,7 +52,7 @@ class L0Penalty:
         >>> warm = hc.L0Penalty(gated, lam=lambda step: 1e-4 * min(1, step / 1000))
         >>> warm().item()
         0.0
-        >>> warm.step()                         # after each step of the optimiser
+        >>> warm.step()                         # after each step of the optimizer
     """
 
     def __init__(
@@ -185,12 +185,12 @@ class L0Penalty:
             )
 
     def _refuse_second_decay(self) -> None:
-        """Refuse weights that decay in an optimiser already."""
+        """Refuse weights that decay in an optimizer already."""
         names = frozenset(name for group in self.gated.groups for name in group.gated_parameters)
         if names & self.gated.decay.by_optimizer:
             raise ArgumentError(
                 "parameter_groups(weight_decay=...) was called before this penalty, so the gated "
-                "weights would decay twice; build the L0Penalty first, and the optimiser after it "
+                "weights would decay twice; build the L0Penalty first, and the optimizer after it "
                 "(parameter_groups(gated, lr) without a decay takes that call back)"
             )
 

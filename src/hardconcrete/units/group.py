@@ -1,4 +1,4 @@
-"""A group: units that own the same axes of parameters, and live or die one by one."""
+"""A group: units with the same axes of parameters, which are removed one by one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

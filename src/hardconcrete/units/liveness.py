@@ -1,4 +1,4 @@
-"""Which units are dead once some gates are shut, and which others die with them.
+"""Which units are dead when some gates are closed, and which others die with them.
 
 A unit is alive if something reads it and something makes it. It is read where an entry of a reader
 is open; it is made where an entry of a maker is open, or where zeros become other values on the
@@ -26,7 +26,7 @@ class Liveness:
     Args:
         labelled: the graph of the model without gates.
         relations: what reads and makes its units.
-        is_open: which entries of each gated parameter are not shut, as ``gate_masks`` gives them.
+        is_open: which entries of each gated parameter are open, as ``gate_masks`` gives them.
     """
 
     labelled: LabelledGraph
@@ -50,7 +50,7 @@ class Liveness:
         return ~torch.isin(self.roots[place], dead)
 
     def open_along(self, name: str, dim: int) -> Tensor:
-        """Which indices of a dimension have an entry that is neither shut nor cut."""
+        """Which indices of a dimension have an entry that is neither closed nor cut."""
         value = self.labelled.tensors[name]
         if name not in self.is_open:
             return torch.ones(value.shape[dim], dtype=torch.bool)
@@ -65,7 +65,7 @@ class Liveness:
         return _rows(entries, dim).any(1).expand(value.shape[dim])
 
     def _unread(self) -> set[int]:
-        """Units whose readers are all shut."""
+        """Units whose readers are all closed."""
         read: set[int] = set()
         for (name, dim), roots in self.relations.read.items():
             still_open = self.roots[name, dim][self.open_along(name, dim)]
@@ -73,7 +73,7 @@ class Liveness:
         return self.relations.removable - read
 
     def _always_zero(self) -> set[int]:
-        """Units that only shut entries make, and whose zeros stay zero."""
+        """Units that only closed entries make, and whose zeros stay zero."""
         all_shut: dict[int, bool] = {}
         for (name, dim), roots in self.roots.items():
             along = self.open_along(name, dim)
