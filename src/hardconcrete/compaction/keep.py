@@ -57,51 +57,50 @@ def _list(names: Mapping[str, Any]) -> str:
 
 def _mask(group: Group, units: Any, min_units: int) -> Tensor:
     """Which units of a group stay, from a mask or from indices."""
-    argument = f"keep[{group.name!r}]"
+    where = f"keep[{group.name!r}]"
     try:
-        values = torch.as_tensor(units).detach().cpu()
+        wanted = torch.as_tensor(units).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
-            f"{argument} takes a mask of bools or the indices of units, not {_short(units)}"
+            f"{where} takes a mask of bools or the indices of units, not {_short(units)}"
         ) from error
-    if values.dim() != 1:
+    if wanted.dim() != 1:
         raise ArgumentError(
-            f"{argument} has {values.dim()} dimensions; it takes a mask of bools or indices in one"
+            f"{where} has {wanted.dim()} dimensions; it takes a mask of bools or indices in one"
         )
-    if values.dtype == torch.bool:
-        mask = values
+    if wanted.dtype == torch.bool:
+        mask = wanted
         if len(mask) != group.units:
             raise ArgumentError(
-                f"{argument} is a mask of {len(mask)} bools, and the group has {group.units} units"
+                f"{where} is a mask of {len(mask)} bools, and the group has {group.units} units"
             )
     else:
-        mask = _from_indices(argument, values, group.units)
+        mask = _from_indices(where, wanted, group.units)
     kept, least = int(mask.sum()), min(min_units, group.units) if group.keeps_one else 0
     if kept < least:
         hint = "; min_units=0 lets a whole group go" if kept == 0 and min_units == 1 else ""
-        raise ArgumentError(f"{argument} keeps {kept} units, and min_units={min_units}{hint}")
+        raise ArgumentError(f"{where} keeps {kept} units, and min_units={min_units}{hint}")
     return mask
 
 
-def _from_indices(argument: str, indices: Tensor, units: int) -> Tensor:
+def _from_indices(where: str, indices: Tensor, units: int) -> Tensor:
     mask = torch.zeros(units, dtype=torch.bool)
     if not len(indices):
         return mask
     if indices.dtype == torch.uint8 or indices.is_floating_point() or indices.is_complex():
         raise ArgumentError(
-            f"{argument} has the type {indices.dtype}; a mask takes bools, and indices are int64"
+            f"{where} has the type {indices.dtype}; a mask takes bools, and indices are int64"
         )
     out_of_range = indices[(indices < 0) | (indices >= units)]
     if len(out_of_range):
         raise ArgumentError(
-            f"{argument} has the index {int(out_of_range[0])}, and the group has the units 0 to "
+            f"{where} has the index {int(out_of_range[0])}, and the group has the units 0 to "
             f"{units - 1}"
         )
-    distinct, counts = indices.unique(return_counts=True)
-    if len(distinct) < len(indices):
+    found, counts = indices.unique(return_counts=True)
+    if len(found) < len(indices):
         raise ArgumentError(
-            f"{argument} has the index {int(distinct[counts > 1][0])} more than once; a mask takes "
-            "bools"
+            f"{where} has the index {int(found[counts > 1][0])} more than once; a mask takes bools"
         )
     mask[indices.long()] = True
     return mask
