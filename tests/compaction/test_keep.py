@@ -59,6 +59,8 @@ WAYS: dict[str, Any] = {
     "tuple": (0, 2, 3, 5),
     "tensor": torch.tensor([0, 2, 3, 5], dtype=torch.int32),
     "array": np.array([0, 2, 3, 5]),
+    "unsigned array": np.array([0, 2, 3, 5], dtype=np.uint16),
+    "sparse tensor": torch.tensor(MASK).to_sparse(),
 }
 
 

@@ -1,9 +1,12 @@
 """How a gated model is called: with the signature and the attributes of the model inside."""
 
 import copy
+import gc
 import inspect
 import io
 import pickle
+import weakref
+from functools import partial
 from inspect import Parameter
 
 import pytest
@@ -69,6 +72,21 @@ def test_a_model_with_an_argument_called_samples_keeps_it() -> None:
 
     gated = hc.attach_gates(Own(4, 3), torch.zeros(2, 4), sites=[":in"])
     assert str(inspect.signature(gated.forward)).startswith("(x: torch.Tensor, samples: int = 1)")
+
+
+def forward_of(x: Tensor, model: nn.Module) -> Tensor:
+    return model[1](model[0](x))
+
+
+def test_a_model_among_the_defaults_of_its_forward_is_freed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model.forward = partial(forward_of, model=model)
+    gated, gone = make(model), weakref.ref(model)
+    assert type(gated) is type(copy.copy(gated))
+    del model, gated
+    gc.collect()  # the class
+    gc.collect()  # the model
+    assert gone() is None
 
 
 def test_defaults_that_cannot_be_hashed() -> None:

@@ -43,3 +43,7 @@ def test_what_is_no_penalty_is_refused() -> None:
     penalty = hc.L0Penalty(make(), 0.1)
     with pytest.raises(ArgumentError, match="the state of 2 penalties, and there are 1"):
         Penalties([penalty]).load_state_dict({"0": {}, "1": {}})
+    with pytest.raises(ArgumentError, match="no state of Penalties: it has no entry '0'"):
+        Penalties([penalty]).load_state_dict(penalty.state_dict())
+    with pytest.raises(ArgumentError, match="Penalties takes a list of them, not a L0Penalty"):
+        Penalties(penalty)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.sparsifiers import Sparsifier
+from hardconcrete.sparsifiers import GateParameters, Sparsifier
 from tests.gating.oracles import by_hand, gradients, next_draw
 from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough
 
@@ -309,3 +309,60 @@ def test_unusable_families_are_refused() -> None:
         make(FixedMask, readout="paper")
     with pytest.raises(ArgumentError, match="gate takes a FixedMask, made with its settings"):
         hc.attach_gates(Net(), torch.randn(4, 5), gate=FixedMask)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"fixed": ("masks",)}, "names 'masks' in location or fixed, and start gives mask"),
+        ({"location": "center"}, "names 'center' in location or fixed"),
+        ({"certain": lambda *_: {}}, "certain gives , and start gives mask"),
+        (
+            {"sample": lambda *_: torch.ones(14)},
+            r"sample\(.*of shape \[2, 14\], and is torch.float",
+        ),
+        (
+            {"readout": lambda _, p, __: p["mask"] > 0},
+            r"readout\(parameters, 'mask'\) must be float",
+        ),
+        ({"open_probability": lambda _, p: p["mask"].sum()}, "open_probability.* of shape"),
+    ],
+)
+def test_a_family_with_wrong_results_is_refused(members: dict[str, object], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        hc.attach_gates(Net(), torch.zeros(4, 5), gate=type("Wrong", (FixedMask,), members)())
+
+
+@pytest.mark.parametrize("name", ["original", "device", "draw", "a.b"])
+def test_names_of_parameters_that_the_bank_cannot_have(name: str) -> None:
+    class Renamed(FixedMask):
+        fixed = (name,)
+
+        def start(self, droprate: Tensor) -> dict[str, Tensor]:
+            return {name: torch.ones(len(droprate))}
+
+        def sample(
+            self, parameters: object, shape: object = (), generator: object = None
+        ) -> Tensor:
+            return super().sample({"mask": parameters[name]}, shape, generator)
+
+        def open_probability(self, parameters: GateParameters) -> Tensor:
+            return parameters[name]
+
+        def readout(self, parameters: GateParameters, rule: str) -> Tensor:  # noqa: ARG002
+            return parameters[name]
+
+        def certain(self, is_open: Tensor) -> dict[str, Tensor]:
+            return {name: is_open.float()}
+
+    with pytest.raises(ArgumentError, match=f"cannot have a parameter '{name}'"):
+        hc.attach_gates(Net(), torch.zeros(4, 5), gate=Renamed())
+
+
+def test_parameters_for_another_number_of_gates_are_refused() -> None:
+    class Three(FixedMask):
+        def start(self, droprate: Tensor) -> dict[str, Tensor]:
+            return {"mask": torch.ones_like(droprate[:3])}
+
+    with pytest.raises(ArgumentError, match="mask has 3 for 14 gates"):
+        make(Three)

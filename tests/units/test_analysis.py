@@ -2,6 +2,7 @@ import copy
 import gc
 import pickle
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +23,32 @@ class Settings:
     def __init__(self) -> None:
         self.summed, self.inner = False, {"power": [1]}
 
+    def is_summed(self) -> bool:
+        return self.summed
+
+
+class History(deque[int]):
+    """A container that is not written in Python, with attributes."""
+
+
+class Slots:
+    """What is in slots is in no ``__dict__``."""
+
+    __slots__ = ("power",)
+
+    def __init__(self) -> None:
+        self.power = 1
+
+
+class HalfSlots(Slots):
+    """Has a ``__dict__``, too."""
+
+
+class ByName(dict[str, int]):
+    """A mapping with attributes."""
+
+    power = 1
+
 
 class Net(nn.Module):
     """Its forward decides by settings of its own."""
@@ -33,6 +60,7 @@ class Net(nn.Module):
         self.settings, self.names, self.unknown = Settings(), {"second"}, None
         self.activation: Callable[..., Tensor] = torch.relu
         self.rounded = partial(torch.round, decimals=2)
+        self.mapping, self.method = ByName(), Settings().is_summed
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.second(self.activation(self.first(x)))
@@ -91,6 +119,24 @@ def with_something_unknown(net: Net) -> None:
     net.unknown = iter([1])
 
 
+def with_a_container(net: Net) -> None:
+    net.unknown = History([1])
+
+
+def with_slots(net: Net) -> None:
+    net.unknown = HalfSlots()
+
+
+def with_an_attribute_of_a_mapping(net: Net) -> None:
+    net.mapping.power = 2
+
+
+def with_a_method_of_another(net: Net) -> None:
+    settings = Settings()
+    settings.summed = True
+    net.method = settings.is_summed
+
+
 def finer(net: Net) -> None:
     net.double()
 
@@ -105,7 +151,8 @@ def of_another_class(net: Net) -> None:
 
 CHANGES = [
     tied, repeated, longer, summed_by_name, summed_by_settings, set_deep_inside, renamed, activated,
-    rounded, hooked, reordered, with_something_unknown, finer, wider, of_another_class,
+    rounded, hooked, reordered, with_something_unknown, with_a_container, with_slots,
+    with_an_attribute_of_a_mapping, with_a_method_of_another, finer, wider, of_another_class,
 ]  # fmt: skip
 
 
@@ -120,9 +167,10 @@ def test_it_fits_until_the_model_changes(change: Callable[[Net], None]) -> None:
     assert not found.fits(net)
 
 
-def test_what_cannot_be_compared_never_fits() -> None:
+@pytest.mark.parametrize("change", [with_something_unknown, with_a_container, with_slots])
+def test_what_cannot_be_compared_never_fits(change: Callable[[Net], None]) -> None:
     net = Net()
-    with_something_unknown(net)
+    change(net)
     assert not analyze(net, (INPUT,)).fits(net)
 
 
@@ -235,6 +283,16 @@ def test_the_analysis_of_a_model_that_is_gone_is_freed() -> None:
     found = weakref.ref(hc.find_groups(Net(), INPUT))
     gc.collect()
     assert found() is None
+
+
+def test_a_model_that_its_hook_refers_to_is_freed() -> None:
+    net = Net()
+    net.register_forward_hook(lambda *_, own=net: own.repeats and None)
+    analyze(net, (INPUT,))
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_pickled_analysis_has_groups_and_no_graph() -> None:

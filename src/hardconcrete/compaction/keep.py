@@ -59,7 +59,7 @@ def _mask(group: Group, units: Any, min_units: int) -> Tensor:
     """Which units of a group stay, from a mask or from indices."""
     where = f"keep[{group.name!r}]"
     try:
-        wanted = torch.as_tensor(units).detach().cpu()
+        wanted = torch.as_tensor(units).detach().cpu().to_dense()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             f"{where} takes a mask of bools or the indices of units, not {_short(units)}"
@@ -91,6 +91,7 @@ def _from_indices(where: str, indices: Tensor, units: int) -> Tensor:
         raise ArgumentError(
             f"{where} has the type {indices.dtype}; a mask takes bools, and indices are int64"
         )
+    indices = indices.long()  # torch does not compare all unsigned integers
     out_of_range = indices[(indices < 0) | (indices >= units)]
     if len(out_of_range):
         raise ArgumentError(
@@ -102,7 +103,7 @@ def _from_indices(where: str, indices: Tensor, units: int) -> Tensor:
         raise ArgumentError(
             f"{where} has the index {int(found[counts > 1][0])} more than once; a mask takes bools"
         )
-    mask[indices.long()] = True
+    mask[indices] = True
     return mask
 
 

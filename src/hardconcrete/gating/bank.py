@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
-from hardconcrete.errors import GateError
+from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating.checkpointing import (
     Draws,
     in_backward,
@@ -92,10 +92,25 @@ class GateBank(nn.Module):
             self.flat = family.is_flat(parameters)
         self.names = tuple(parameters)
         for name, values in parameters.items():
+            self._refuse_parameter(name, values)
             if name in family.fixed:
                 self.register_buffer(name, values)
             else:
                 self.register_parameter(name, nn.Parameter(values))
+
+    def _refuse_parameter(self, name: str, values: Tensor) -> None:
+        """Refuse names that the bank uses, and another number of gates."""
+        family = type(self.family).__name__
+        if not name.isidentifier() or hasattr(type(self), name) or hasattr(self, name):
+            raise ArgumentError(
+                f"{family} gates cannot have a parameter {name!r}: the bank of the gates needs "
+                "another name as its attribute"
+            )
+        if len(values) != sum(self.sizes):
+            raise ArgumentError(
+                f"{family}.start must give one entry per gate, and {name} has {len(values)} for "
+                f"{sum(self.sizes)} gates"
+            )
 
     def gate_parameters(self) -> dict[str, Tensor]:
         """The parameters of the gates, as the family takes them."""

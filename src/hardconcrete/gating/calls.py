@@ -1,10 +1,10 @@
 """Arguments and results of a call of a gated model."""
 
 import inspect
-from functools import cache
 from inspect import Parameter, Signature
 from types import FunctionType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,16 @@ def signed_class(kind: Any, model: nn.Module) -> Any:
     except (TypeError, ValueError):  # forwards that are not written in Python have none
         return kind
     try:
-        return _signed_class(kind, signature)
+        found = _signed.get((kind, signature))
+        if found is None:
+            found = _signed[kind, signature] = _signed_class(kind, signature)
     except TypeError:  # a default that cannot be hashed
-        return _signed_class.__wrapped__(kind, signature)
+        return _signed_class(kind, signature)
+    return found
+
+
+_signed: WeakValueDictionary[tuple[Any, Signature], Any] = WeakValueDictionary()
+"""The classes in use. A default of a signature may hold the model: no class outlives its models."""
 
 
 def _with_samples(signature: Signature) -> Signature:
@@ -42,7 +49,6 @@ def _with_samples(signature: Signature) -> Signature:
     return signature.replace(parameters=[Parameter("self", Parameter.POSITIONAL_ONLY), *parameters])
 
 
-@cache
 def _signed_class(kind: Any, signature: Signature) -> Any:
     plain: Any = kind.forward
     forward: Any = FunctionType(

@@ -16,6 +16,9 @@ Simple = bool | int | float | str | bytes | None | torch.dtype | torch.device | 
 Code = type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType
 """What a copy of a model shares with it."""
 
+HEAP_TYPE = 1 << 9
+"""Flag of classes that a ``class`` statement made (Py_TPFLAGS_HEAPTYPE)."""
+
 Seen = dict[int, tuple[Any, Any]]
 """Each value by its id, with its fingerprint. The reference keeps the id from being used again."""
 
@@ -63,8 +66,10 @@ def fingerprint_of_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 
 def _value(value: Any, seen: Seen) -> Any:
     """Something that is equal for equal values."""
-    if isinstance(value, Simple | Code):
+    if isinstance(value, Simple):
         return value
+    if isinstance(value, Code):
+        return weakref.ref(value)  # a closure may hold the model
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device
     if isinstance(value, weakref.ref):
@@ -77,15 +82,32 @@ def _value(value: Any, seen: Seen) -> Any:
 
 def _parts(value: Any, seen: Seen) -> Any:
     if isinstance(value, Mapping):
-        return [(_value(key, seen), _value(part, seen)) for key, part in value.items()]
+        return [
+            *((_value(key, seen), _value(part, seen)) for key, part in value.items()),
+            _attributes(value, seen),
+        ]
     if isinstance(value, list | tuple):
-        return [_value(part, seen) for part in value]
+        return [*(_value(part, seen) for part in value), _attributes(value, seen)]
     if isinstance(value, set | frozenset):
         return frozenset(value) if all(isinstance(part, Simple) for part in value) else object()
     if isinstance(value, functools.partial):
         return [_value(part, seen) for part in (value.func, value.args, value.keywords)]
     if isinstance(value, types.MethodType):
-        return value.__func__, type(value.__self__)
-    if hasattr(value, "__dict__"):
-        return {name: _value(part, seen) for name, part in vars(value).items()}
+        owner = value.__self__
+        part = type(owner) if isinstance(owner, nn.Module) else owner  # modules are compared above
+        return _value(value.__func__, seen), _value(part, seen)
+    if hasattr(value, "__dict__") and _has_only_attributes(type(value)):
+        return _attributes(value, seen)
     return object()
+
+
+def _attributes(value: Any, seen: Seen) -> Any:
+    return {name: _value(part, seen) for name, part in getattr(value, "__dict__", {}).items()}
+
+
+def _has_only_attributes(kind: type) -> bool:
+    """Whether nothing is hidden in slots, or in a class that is not written in Python."""
+    return kind is types.SimpleNamespace or all(
+        base is object or (base.__flags__ & HEAP_TYPE and not vars(base).get("__slots__"))
+        for base in kind.__mro__
+    )

@@ -47,6 +47,8 @@ class Penalties:
     """
 
     def __init__(self, penalties: Iterable[Penalty]) -> None:
+        if not isinstance(penalties, Iterable):
+            raise ArgumentError(f"Penalties takes a list of them, not a {type(penalties).__name__}")
         self.penalties = tuple(penalties)
         for penalty in self.penalties:
             if not isinstance(penalty, Penalty):
@@ -79,6 +81,12 @@ class Penalties:
         if len(state) != len(self.penalties):
             raise ArgumentError(
                 f"this is the state of {len(state)} penalties, and there are {len(self.penalties)}"
+            )
+        missing = [str(k) for k in range(len(state)) if str(k) not in state]
+        if missing:
+            raise ArgumentError(
+                f"this is no state of Penalties: it has no entry {missing[0]!r}, and has "
+                f"{', '.join(map(repr, state))}"
             )
         for k, penalty in enumerate(self.penalties):
             penalty.load_state_dict(state[str(k)])

@@ -126,14 +126,48 @@ class Sparsifier(ABC):
     def refuse_parameters(self, parameters: GateParameters, rule: str) -> None:
         """Raise an ``ArgumentError`` unless gates with these parameters can be drawn and read."""
         name = type(self).__name__
-        if not parameters:
+        if not isinstance(parameters, Mapping) or not parameters:
             raise ArgumentError(f"{name}.start gave no parameters; a gate needs one at least")
+        first = next(iter(parameters.values()))
         for key, tensor in parameters.items():
-            if tensor.dim() != 1 or not tensor.is_floating_point():
+            if tensor.dim() != 1 or not tensor.is_floating_point() or len(tensor) != len(first):
                 raise ArgumentError(
                     f"{name}.start must give floating-point tensors with one entry per gate, and "
                     f"{key} is {tensor.dtype} of shape {list(tensor.shape)}"
                 )
+        for key in (*self.fixed, *([] if self.location is None else [self.location])):
+            if key not in parameters:
+                raise ArgumentError(
+                    f"{name} names {key!r} in location or fixed, and start gives "
+                    f"{', '.join(parameters)}"
+                )
         if rule not in self.readouts:
             known = ", ".join(map(repr, self.readouts))
             raise ArgumentError(f"readout {rule!r} is not known to {name}; use one of {known}")
+        self._refuse_results(parameters, rule)
+
+    def _refuse_results(self, parameters: GateParameters, rule: str) -> None:
+        """Call each method once, and refuse results of another shape. No random number is used."""
+        name, first = type(self).__name__, next(iter(parameters.values()))
+        closed = torch.zeros_like(first, dtype=torch.bool)
+        with torch.random.fork_rng(devices=[first.device] if first.is_cuda else []):
+            results = {
+                "open_probability(parameters)": self.open_probability(parameters),
+                "mean(parameters)": self.mean(parameters),
+                f"readout(parameters, {rule!r})": self.readout(parameters, rule),
+                "sample(parameters, (2,))": self.sample(parameters, (2,)),
+            }
+        certain = self.certain(closed)
+        if certain.keys() != parameters.keys():
+            raise ArgumentError(
+                f"{name}.certain gives {', '.join(certain)}, and start gives "
+                f"{', '.join(parameters)}"
+            )
+        results |= {f"certain(is_open)[{key!r}]": values for key, values in certain.items()}
+        for call, values in results.items():
+            shape = (2, *first.shape) if call.startswith("sample") else tuple(first.shape)
+            if tuple(values.shape) != shape or not values.is_floating_point():
+                raise ArgumentError(
+                    f"{name}.{call} must be floating-point of shape {list(shape)}, and is "
+                    f"{values.dtype} of shape {list(values.shape)}"
+                )

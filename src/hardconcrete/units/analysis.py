@@ -169,8 +169,9 @@ def analyze(
     """The analysis of a model. The latest one is used again where it still fits."""
     global _latest
     inputs = fingerprint_of_inputs(args, kwargs or {})
-    if _latest is not None:
-        known, with_features, analysis = _latest
+    latest = _latest  # once: a collection of garbage, or another thread, may forget it meanwhile
+    if latest is not None:
+        known, with_features, analysis = latest
         same = known() is model and with_features == input_features and analysis.inputs == inputs
         if same and analysis.fits(model):
             return analysis
@@ -182,7 +183,8 @@ def analyze(
 def _forget(gone: "weakref.ref[nn.Module]") -> None:
     """Free the graph of a model that was deleted."""
     global _latest
-    if _latest is not None and _latest[0] is gone:
+    latest = _latest
+    if latest is not None and latest[0] is gone:
         _latest = None
 
 
