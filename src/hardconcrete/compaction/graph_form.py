@@ -244,13 +244,22 @@ class _Rewriter:
         sizes = list(get(node, argument))
         rank = len(result.shape) - len(sizes) + 1
         first = get(node, "dim") % rank if argument == "sizes" else 0
-        new = [
-            size
-            if isinstance(size, fx.Node) or size == -1
-            else size_after_cuts(self.liveness, result, first + k)
-            for k, size in enumerate(sizes)
-        ]
+        new = []
+        for k, size in enumerate(sizes):
+            after = size_after_cuts(self.liveness, result, first + k)
+            if isinstance(size, fx.Node):
+                new.append(self._fraction(node, size, after, result.shape[first + k]))
+            else:
+                new.append(size if size == -1 else after)
         put(node, argument, new)
+
+    def _fraction(self, user: fx.Node, size: fx.Node, after: int, before: int) -> fx.Node:
+        """A size that is a multiple of the batch, such as batch times heads, after the cuts."""
+        if after == before:
+            return size
+        with self.graph.graph.inserting_before(user):
+            times = self.graph.graph.call_function(operator.mul, (size, after))
+            return self.graph.graph.call_function(operator.floordiv, (times, before))
 
     def _split(self, node: fx.Node) -> None:
         """Split into pieces of the sizes after the cuts."""

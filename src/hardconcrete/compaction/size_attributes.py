@@ -105,7 +105,7 @@ def _unit_counts(plan: CompactionPlan, prefix: str) -> Iterator[Answers]:
         if len(group.kept) != group.units
     }
     sizes = {(cut.size, len(cut.kept)) for cut in plan.cuts if cut.tensor.startswith(prefix)}
-    yield _unambiguous(counts for name, counts in groups.items() if name.startswith(prefix))
+    yield _unambiguous(counts for name, counts in groups.items() if f"{name}.".startswith(prefix))
     yield _unambiguous(
         (units, kept)
         for units, kept in groups.values()

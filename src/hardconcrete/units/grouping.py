@@ -19,6 +19,9 @@ from hardconcrete.units.relations import Relations
 INPUT = "input:"
 """Begins the name that stands for an input of the model among the tensors."""
 
+HEAD_KIND = "attention head"
+"""The kind of units that a product of activations shares, and that have several indices."""
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -55,6 +58,7 @@ class Grouping:
         self.made: dict[int, tuple[int, str, int]] = {}  # by unit: order, producer, position
         self.makers: dict[Place, tuple[str, Tensor]] = {}
         self.shares: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        self.attention: dict[int, str] = {}  # by unit: the module that multiplies activations
         for order, contraction in enumerate(self.contractions):
             self._note(order, contraction)
         for (name, dim), roots in relations.roots.items():
@@ -68,6 +72,9 @@ class Grouping:
         for labels in contraction.parts:
             for root, count in _counted(self.labels.find(labels)):
                 self.shares[root].append((order, count / labels.numel()))
+        for labels in contraction.shared:
+            for root in self.labels.find(labels).unique().tolist():
+                self.attention.setdefault(root, contraction.module)
 
     def _note_made(self, order: int, place: Place, roots: Tensor) -> None:
         name = producer(place[0])
@@ -85,11 +92,23 @@ class Grouping:
         for root, (order, name, _) in sorted(self.made.items(), key=lambda item: item[1]):
             if root in self.relations.removable:
                 alike[order, name, tuple(owned[root])].append(root)
-        return tuple(
-            self._group(self._name(name, roots), order, [place for place, _ in places], roots)
-            for (order, name, places), roots in alike.items()
-            if len(roots) > 1
-        )
+        several = [(key, roots) for key, roots in alike.items() if len(roots) > 1]
+        heads = Counter(self.attention[roots[0]] for key, roots in several if self._heads(key, roots))
+        groups = []
+        for key, roots in several:
+            order, name, places = key
+            kind = "input feature" if order < 0 else self.contractions[order].kind
+            title = self._name(name, roots)
+            if self._heads(key, roots):
+                kind, module = HEAD_KIND, self.attention[roots[0]]
+                title = module if module and heads[module] == 1 else title
+            groups.append(self._group(title, kind, [place for place, _ in places], roots))
+        return tuple(groups)
+
+    def _heads(self, key: Any, roots: list[int]) -> bool:
+        """Whether these units are heads: a reader has several indices for each."""
+        reads = (self.relations.read.get(place, ()) for place, count in key[2] if count > 1)
+        return roots[0] in self.attention and any(roots[0] in read for read in reads)
 
     def _name(self, producer_name: str, roots: list[int]) -> str:
         """The producer, with a range where it makes several groups."""
@@ -104,7 +123,7 @@ class Grouping:
         first, last = self.made[roots[0]][2], self.made[roots[-1]][2]
         return f"{producer_name}[{first}:{last + 1}]"
 
-    def _group(self, name: str, order: int, places: list[Place], roots: list[int]) -> Group:
+    def _group(self, name: str, kind: str, places: list[Place], roots: list[int]) -> Group:
         numbers = {root: number for number, root in enumerate(roots)}
         axes = tuple(
             Axis(
@@ -116,7 +135,6 @@ class Grouping:
             for tensor, dim in places
             if not tensor.startswith(INPUT)
         )
-        kind = "input feature" if order < 0 else self.contractions[order].kind
         return Group(
             name, kind, len(roots), axes, self._parameters_of_one(axes), self._macs_of_one(roots[0])
         )

@@ -13,7 +13,7 @@ Operand = tuple[Value, str]
 """A tensor and its letters in the einsum."""
 
 EMBEDDING_KIND = "embedding dimension"
-ATTENTION = "activations are multiplied with activations, as in attention"
+ATTENTION = "activations are multiplied with activations, and the sum is over all of them"
 
 
 def contract(
@@ -23,7 +23,8 @@ def contract(
 
     An einsum is an elementwise product in the space of all letters, and then a sum over the
     letters that are not in the output. Units along a summed letter can be removed if a parameter
-    has that letter: the gate sits on that parameter.
+    has that letter: the gate sits on that parameter. In a product of activations the summed letters
+    stay whole. Of heads and head dimensions this leaves the heads.
     """
     letters = "".join(dict.fromkeys("".join(subscripts for _, subscripts in operands)))
     aligned = [
@@ -31,11 +32,11 @@ def contract(
         for value, subscripts in operands
     ]
     sizes = [max(value.shape[dim] for value in aligned) for dim in range(len(letters))]
-    if sum(not value.from_parameters for value in aligned) > 1:
-        for value in aligned:
-            state.fix(value, ATTENTION)
-    merged = state.merged(aligned, sizes)
     summed = {dim for dim, letter in enumerate(letters) if letter not in output}
+    activations = [k for k, value in enumerate(aligned) if not value.from_parameters]
+    if len(activations) > 1:
+        aligned = [state.keep_whole(value, sorted(summed), ATTENTION) for value in aligned]
+    merged = state.merged(aligned, sizes, at_once=True)
     order = [letters.index(letter) for letter in output]
     result = [
         replace(
@@ -54,7 +55,10 @@ def contract(
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
     macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
-    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes)
+    shared = [] if not summed else [
+        part for part in merged if _operands_along([aligned[k] for k in activations], part) > 1
+    ]
+    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, shared)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
 
 
@@ -65,6 +69,7 @@ def record_contraction(
     parts: Sequence[Component],
     reads: Sequence[Component],
     makes: Sequence[Component],
+    shared: Sequence[Component] = (),
 ) -> None:
     """Record which units the current operator reads and makes, and its multiply-adds."""
     state.contractions.append(
@@ -73,10 +78,16 @@ def record_contraction(
             kind,
             macs,
             tuple(part.labels for part in parts),
+            tuple(part.labels for part in shared),
             tuple((part.axis, part.labels) for part in reads if part.axis),
             tuple((part.axis, part.labels) for part in makes if part.axis),
         )
     )
+
+
+def _operands_along(operands: Sequence[Value], part: Component) -> int:
+    """How many operands have labels along a dimension of a component."""
+    return sum(any(set(own.dims) & set(part.dims) for own in each.components) for each in operands)
 
 
 def _reading_parameter(
