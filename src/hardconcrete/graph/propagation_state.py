@@ -54,8 +54,8 @@ class ContractionRecord:
         kind: the noun for its output units.
         macs: multiply-adds for the example inputs.
         parts: labels of all dimensions that it runs over, one tensor per component.
-        shared: of a product of activations, labels that several of them have and that it does not
-            sum over, such as attention heads.
+        heads: of a product of activations, labels that several of them have, and those of a
+            dimension that was split off from one it sums over.
         reads: parameter axis and labels of the units it sums over. Gates can sit there.
         makes: parameter axis and labels of its output units.
     """
@@ -64,7 +64,7 @@ class ContractionRecord:
     kind: str
     macs: int
     parts: tuple[Tensor, ...] = ()
-    shared: tuple[Tensor, ...] = ()
+    heads: tuple[Tensor, ...] = ()
     reads: tuple[tuple[tuple[str, int], Tensor], ...] = ()
     makes: tuple[tuple[tuple[str, int], Tensor], ...] = ()
 
@@ -166,19 +166,25 @@ class PropagationState:
         return list(self.simplified(Value(tuple(shape), tuple(merged))).components)
 
     def _one_component_per_dim(self, value: Value) -> Value:
-        """Where components share a dimension, as after a flatten, keep the one with most units."""
+        """Where components share a dimension, as after a flatten, keep the largest one.
+
+        It is the one that the most indices belong to. With one key and value for all query heads it
+        is that of the heads, not of the value's features.
+        """
         dims = [dim for part in value.components for dim in part.dims]
         if len(set(dims)) == len(dims):
             return value
         text, taken = "other units lie along the same dimension", set[int]()
         parts: list[Component] = []
-        for part in sorted(value.components, key=self._unit_count, reverse=True):
+        for part in sorted(value.components, key=self._size, reverse=True):
             parts += self.keep_whole(value.with_components([part]), sorted(taken), text).components
             taken |= set(part.dims)
         return value.with_components(parts)
 
-    def _unit_count(self, part: Component) -> int:
-        return len(self.labels.find(part.labels).unique())
+    def _size(self, part: Component) -> tuple[int, int]:
+        """How many indices of parameters belong to its units, and how many units it has."""
+        units = self.labels.find(part.labels).unique()
+        return self.labels.count_united(units), len(units)
 
     def _united(
         self, known: list[Component], part: Component, at_once: bool

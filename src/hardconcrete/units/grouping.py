@@ -20,7 +20,7 @@ INPUT = "input:"
 """Begins the name that stands for an input of the model among the tensors."""
 
 HEAD_KIND = "attention head"
-"""The kind of units that a product of activations shares, and that have several indices."""
+"""The kind of units that products of activations do not mix, if they have several indices."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Grouping:
         for labels in contraction.parts:
             for root, count in _counted(self.labels.find(labels)):
                 self.shares[root].append((order, count / labels.numel()))
-        for labels in contraction.shared:
+        for labels in contraction.heads:
             for root in self.labels.find(labels).unique().tolist():
                 self.attention.setdefault(root, contraction.module)
 
@@ -106,9 +106,8 @@ class Grouping:
         return tuple(groups)
 
     def _heads(self, key: Any, roots: list[int]) -> bool:
-        """Whether these units are heads: a reader has several indices for each."""
-        reads = (self.relations.read.get(place, ()) for place, count in key[2] if count > 1)
-        return roots[0] in self.attention and any(roots[0] in read for read in reads)
+        """Whether these units are heads: some parameter has several indices for each."""
+        return roots[0] in self.attention and any(count > 1 for _, count in key[2])
 
     def _name(self, producer_name: str, roots: list[int]) -> str:
         """The producer, with a range where it makes several groups."""

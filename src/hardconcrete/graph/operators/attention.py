@@ -33,7 +33,9 @@ def attention(state: PropagationState, call: OperatorCall) -> Value:
 
 
 def _repeated_heads(each: Value, heads: int) -> Value:
-    """Key or value with one head for each query head."""
+    """Key or value with one head for each query head, or with one for all."""
+    if each.shape[-3] == 1:
+        return each
     dim, times = len(each.shape) - 3, heads // each.shape[-3]
     parts = [
         replace(part, labels=part.labels.repeat_interleave(times, dim))

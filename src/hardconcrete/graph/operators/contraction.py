@@ -34,7 +34,14 @@ def contract(
     sizes = [max(value.shape[dim] for value in aligned) for dim in range(len(letters))]
     summed = {dim for dim, letter in enumerate(letters) if letter not in output}
     activations = [k for k, value in enumerate(aligned) if not value.from_parameters]
+    heads: list[Component] = []
     if len(activations) > 1:
+        heads = [
+            part
+            for k in activations
+            for part in aligned[k].components
+            if summed & set(part.dims) and set(part.dims) - summed
+        ]
         aligned = [state.keep_whole(value, sorted(summed), ATTENTION) for value in aligned]
     merged = state.merged(aligned, sizes, at_once=True)
     order = [letters.index(letter) for letter in output]
@@ -55,10 +62,10 @@ def contract(
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
     macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
-    shared = [] if not summed else [
-        part for part in merged if _operands_along([aligned[k] for k in activations], part) > 1
-    ]
-    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, shared)
+    if summed:
+        operands = [aligned[k] for k in activations]
+        heads += [part for part in merged if _operands_along(operands, part) > 1]
+    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
 
 
@@ -69,7 +76,7 @@ def record_contraction(
     parts: Sequence[Component],
     reads: Sequence[Component],
     makes: Sequence[Component],
-    shared: Sequence[Component] = (),
+    heads: Sequence[Component] = (),
 ) -> None:
     """Record which units the current operator reads and makes, and its multiply-adds."""
     state.contractions.append(
@@ -78,7 +85,7 @@ def record_contraction(
             kind,
             macs,
             tuple(part.labels for part in parts),
-            tuple(part.labels for part in shared),
+            tuple(part.labels for part in heads),
             tuple((part.axis, part.labels) for part in reads if part.axis),
             tuple((part.axis, part.labels) for part in makes if part.axis),
         )

@@ -75,14 +75,9 @@ def _without_copies(labels: Tensor) -> Tensor:
 
 @rule("expand", "expand_as", "broadcast_to")
 def expand(state: PropagationState, call: OperatorCall) -> Value:
-    """Repeat dimensions of size 1. Any number of copies can be made of a mask or a parameter.
-
-    The copies of other activations have the labels of what they are combined with.
-    """
+    """Repeat dimensions of size 1, as for masks and grouped queries: a copy can be removed."""
     result = movement(state, call)
     value: Value = call["self"]
-    if value.components and not value.from_parameters:
-        return result
     rank = len(call.shape)
     before = value.with_rank(rank).shape
     copies = []
