@@ -18,9 +18,10 @@ def set_heads(module: Any) -> None:
     A layer that torch's forward does not compute gets an equivalent forward. Its class is then a
     subclass, and its state has the same names.
     """
-    rows, width = _query_rows(module), len(module.out_proj.weight)
-    values = module.out_proj.weight.shape[1]
-    if rows == values == width == module.embed_dim:
+    width, values = module.out_proj.weight.shape
+    queries = module.q_proj_weight if module.in_proj_weight is None else module.in_proj_weight
+    rows = _query_rows(module)
+    if rows == values == width == queries.shape[1] == module.embed_dim:
         return
     module.num_heads, module.embed_dim = rows // module.head_dim, width
     if module.in_proj_weight is None:

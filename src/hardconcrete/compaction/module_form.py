@@ -81,6 +81,14 @@ def _update_sizes(module: Any, before: tuple[int, ...]) -> None:
     for kind, adapt in ADAPTERS:
         if isinstance(module, kind):
             adapt(module, before)
+    if is_transposed_linear(module):
+        module.nx, module.nf = module.weight.shape
+
+
+def is_transposed_linear(module: Any) -> bool:
+    """Whether a module is the ``Conv1D`` of Hugging Face: a dense layer with ``weight[nx, nf]``."""
+    shape = getattr(getattr(module, "weight", None), "shape", ())
+    return type(module).__name__ == "Conv1D" and len(shape) == 2 and hasattr(module, "nf")
 
 
 def _linear(module: Any, _: tuple[int, ...]) -> None:

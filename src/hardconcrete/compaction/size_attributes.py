@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hardconcrete.compaction.module_form import is_transposed_linear
 from hardconcrete.compaction.plan import CompactionPlan
 
 Attributes = dict[str, int]
@@ -74,7 +75,7 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
     """The integers of modules outside torch.nn that have an answer; the first answer counts."""
     found: Attributes = {}
     for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn"):
+        if type(module).__module__.startswith("torch.nn") or is_transposed_linear(module):
             continue
         integers = {
             name: value

@@ -42,6 +42,8 @@ def contract(
             for part in aligned[k].components
             if summed & set(part.dims) and set(part.dims) - summed
         ]
+        for k in activations:
+            _fix_within_rigid(state, aligned[k], aligned[:k] + aligned[k + 1 :], summed)
         aligned = [state.keep_whole(value, sorted(summed), ATTENTION) for value in aligned]
     merged = state.merged(aligned, sizes, at_once=True)
     order = [letters.index(letter) for letter in output]
@@ -67,6 +69,22 @@ def contract(
         heads += [part for part in merged if _operands_along(operands, part) > 1]
     record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
+
+
+def _fix_within_rigid(
+    state: PropagationState, value: Value, others: Sequence[Value], summed: set[int]
+) -> None:
+    """Fix the units of an activation that were split over a dimension that cannot shrink.
+
+    Where the heads stay, all heads would have to lose the same features.
+    """
+    for part in state.simplified(value).components:
+        for dim in sorted(set(part.dims) - summed) if len(part.dims) > 1 else ():
+            rigid = [each for each in others if each.shape[dim] > 1 and not each.components_along(dim)]
+            if rigid:
+                why = f": {rigid[0].why_rigid}" if rigid[0].why_rigid else ""
+                text = f"it is combined with a tensor that cannot shrink{why}"
+                state.labels.fix(part.labels, state.reason(text))
 
 
 def record_contraction(

@@ -43,7 +43,8 @@ def run_on_labels(state: PropagationState, call: OperatorCall) -> list[Value]:
     for part in value.components:
         results = _call_on_labels(call, part.labels.expand(value.shape))
         for known, labels in zip(components, results, strict=True):
-            known.append(replace(part, labels=_without_copies(labels)))
+            if labels.numel():
+                known.append(replace(part, labels=_without_copies(labels)))
     return [
         state.simplified(
             Value(shape, tuple(parts), value.from_parameters, value.why_rigid), SPLIT_UNIT
