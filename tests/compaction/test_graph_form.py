@@ -266,7 +266,7 @@ def test_blocks_without_gradients_have_a_plain_form_only() -> None:
     gated = at_random(hc.attach_gates(Quiet(), torch.randn(3, 4)))
     assert hc.CompactionPlan.of(hc.compact(gated)).form == "module"
     with pytest.raises(
-        CompactionError, match="a block under no_grad or autocast has no graph form"
+        CompactionError, match="from which units are removed, has no graph form"
     ):
         hc.compact(gated, form="graph")
 

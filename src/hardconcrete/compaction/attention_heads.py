@@ -56,6 +56,11 @@ def _query_rows(module: Any) -> int:
     return (len(module.in_proj_weight) - module.out_proj.weight.shape[1]) // 2
 
 
+def _rows(module: Any) -> list[int]:
+    """The numbers of features of queries, keys and values."""
+    return [_query_rows(module), _query_rows(module), module.out_proj.weight.shape[1]]
+
+
 def _attend(
     self: Any,
     query: Tensor,
@@ -71,11 +76,13 @@ def _attend(
     if is_causal and attn_mask is None:
         raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
     batched = query.dim() == 3
-    inputs = [_batch_first(self, each, batched) for each in (query, key, value)]
-    q, k, v = (
-        F.linear(each, *projection)
-        for each, projection in zip(inputs, _projections(self), strict=True)
-    )
+    if query is key is value and self.in_proj_weight is not None:
+        joint = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+        projected = joint.split(_rows(self), -1)
+    else:
+        pairs = zip((query, key, value), _projections(self), strict=True)
+        projected = tuple(F.linear(each, *projection) for each, projection in pairs)
+    q, k, v = (_batch_first(self, each, batched) for each in projected)
     if self.bias_k is not None:
         k, v = (
             torch.cat([each, bias.expand(len(each), 1, -1)], 1)
@@ -115,12 +122,11 @@ def _as_given(module: Any, output: Tensor, batched: bool) -> Tensor:
 
 def _projections(module: Any) -> list[Projection]:
     """Weights and biases for queries, keys and values."""
-    rows, values = _query_rows(module), module.out_proj.weight.shape[1]
     weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     if module.in_proj_weight is not None:
-        weights = module.in_proj_weight.split([rows, rows, values])
+        weights = module.in_proj_weight.split(_rows(module))
     bias = module.in_proj_bias
-    biases = [None] * 3 if bias is None else bias.split([rows, rows, values])
+    biases = [None] * 3 if bias is None else bias.split(_rows(module))
     return list(zip(weights, biases, strict=True))
 
 
@@ -135,11 +141,11 @@ def _mask(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, padding: Tensor | None
 ) -> Tensor | None:
     """Both masks as one that is added to the scores, of shape [batch, heads, time, time]."""
-    batch, heads, length = query.shape[:3]
+    batch, heads = query.shape[:2]
     masks = []
     if attn_mask is not None:
         if attn_mask.dim() == 3:
-            attn_mask = attn_mask.view(batch, heads, length, -1)
+            attn_mask = attn_mask.view(batch, heads, *attn_mask.shape[1:])
         masks.append(_additive(attn_mask, query))
     if padding is not None:
         masks.append(_additive(padding.view(batch, 1, 1, -1), query))
