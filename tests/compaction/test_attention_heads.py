@@ -79,9 +79,7 @@ def test_it_computes_the_same(settings: dict[str, Any]) -> None:
         dense, small = with_and_without(batch_first=first, **settings)
         shape = (2, 5) if first else (5, 2)
         inputs = [torch.randn(*shape, width) for width in (WIDTH, *keys)]
-        expected, by_head = dense(
-            *inputs, need_weights=weights, average_attn_weights=False, **mask
-        )
+        expected, by_head = dense(*inputs, need_weights=weights, average_attn_weights=False, **mask)
         actual, fewer = small(*inputs, need_weights=weights, average_attn_weights=False, **mask)
         torch.testing.assert_close(actual, expected)
         if weights:

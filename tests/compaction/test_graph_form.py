@@ -265,9 +265,7 @@ class Quiet(nn.Module):
 def test_blocks_without_gradients_have_a_plain_form_only() -> None:
     gated = at_random(hc.attach_gates(Quiet(), torch.randn(3, 4)))
     assert hc.CompactionPlan.of(hc.compact(gated)).form == "module"
-    with pytest.raises(
-        CompactionError, match="from which units are removed, has no graph form"
-    ):
+    with pytest.raises(CompactionError, match="from which units are removed, has no graph form"):
         hc.compact(gated, form="graph")
 
 

@@ -346,7 +346,7 @@ def test_a_budget_counts_attention_heads() -> None:
         loss.backward()
         optimizer.step()
         budget.step()
-    small = hc.compact(gated, budget=budget)
+    small = hc.compact(gated, budget=budget, batches=sequences(), loss=cross_entropy)
     example = torch.zeros(2, 7, 6)
     share = hc.count(small, example).macs / hc.count(Heads(), example).macs
     assert 0.3 < share <= 0.4

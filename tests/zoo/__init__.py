@@ -3,7 +3,8 @@
 A unit is what lives or dies as one. It can go when everything that reads it is a contraction with
 a parameter, perhaps after operators that carry it. Inputs and outputs of the model are fixed, and
 so is what a softmax, a reduction, a layer or group norm, or the sum in a product of two activations
-reads as a whole. Of heads and their features this leaves the heads. Sums and products of two branches make unit k of one and of the other the same unit.
+reads as a whole. Of heads and their features this leaves the heads. Sums and products of two
+branches make unit k of one and of the other the same unit.
 
 A group is the units that own the same axes, equally many indices on each. Its name is the path of
 the module (or of the bare parameter) that first produces them; where the units of one module are

@@ -434,7 +434,9 @@ ENTRIES = (
     Entry("attention_unbound", Unbound, SERIES, {"qkv": 5}, NORM),
     Entry("attention_head_major", HeadMajor, SERIES, {"qkv": 5}, NORM),
     Entry("attention_einsum", Einsum, SERIES, Q, NORM),
-    Entry("attention_einsum_weights", EinsumWeights, SERIES, {"q": 5, "v[0:4]": 4, "last": 20}, NORM),
+    Entry(
+        "attention_einsum_weights", EinsumWeights, SERIES, {"q": 5, "v[0:4]": 4, "last": 20}, NORM
+    ),
     Entry("attention_grouped", Grouped, SERIES, Q, NORM),
     Entry("attention_expanded", Expanded, SERIES, Q, NORM),
     Entry("attention_one_key_head", OneKeyHead, SERIES, Q, ("kv: 4 fixed: other units",)),

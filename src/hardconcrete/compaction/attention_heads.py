@@ -53,7 +53,8 @@ def _query_rows(module: Any) -> int:
     """The number of features of all queries."""
     if module.in_proj_weight is None:
         return len(module.q_proj_weight)
-    return (len(module.in_proj_weight) - module.out_proj.weight.shape[1]) // 2
+    rows: int = len(module.in_proj_weight) - module.out_proj.weight.shape[1]
+    return rows // 2
 
 
 def _rows(module: Any) -> list[int]:
@@ -134,7 +135,8 @@ def _by_head(module: Any, tensor: Tensor) -> Tensor:
     """From [batch, time, features] to [batch, heads, time, features of a head]."""
     heads = module.num_heads
     size = tensor.shape[-1] // heads if heads else module.head_dim
-    return tensor.unflatten(-1, (heads, size)).transpose(1, 2)
+    by_head: Tensor = tensor.unflatten(-1, (heads, size)).transpose(1, 2)
+    return by_head
 
 
 def _mask(

@@ -249,8 +249,9 @@ class _Rewriter:
 
     def _refuse_cuts_inside(self, node: fx.Node) -> None:
         """An inner graph stays as it is, so nothing in it may have lost units."""
-        for argument in node.args:
-            inner = operator.attrgetter(argument.target)(self.graph) if _is_get(argument) else None
+        for argument in node.all_input_nodes:
+            is_read = argument.op == "get_attr"
+            inner: Any = operator.attrgetter(str(argument.target))(self.graph) if is_read else None
             for each in inner.graph.nodes if isinstance(inner, fx.GraphModule) else ():
                 if self._has_cuts(self.found.values.get(each)):
                     raise CompactionError(
@@ -277,7 +278,7 @@ class _Rewriter:
         sizes = list(get(node, argument))
         rank = len(result.shape) - len(sizes) + 1
         first = get(node, "dim") % rank if argument == "sizes" else 0
-        new = []
+        new: list[Any] = []
         for k, size in enumerate(sizes):
             after = size_after_cuts(self.liveness, result, first + k)
             if isinstance(size, fx.Node):
@@ -382,10 +383,6 @@ class _Rewriter:
             select = torch.ops.aten.index_select.default
             selected = self.graph.graph.call_function(select, (source, dim, index))
         user.update_arg(0, selected)
-
-
-def _is_get(argument: Any) -> bool:
-    return isinstance(argument, fx.Node) and argument.op == "get_attr"
 
 
 SIZED = {

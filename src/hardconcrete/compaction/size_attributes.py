@@ -49,6 +49,10 @@ def _guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[Attributes]:
     by_attribute = _by_attribute(units)
     if len(by_attribute) <= MAX_ATTRIBUTES_IN_TURN:  # the fewest first: others may go unnoticed
         yield from (sizes | alike for alike in by_attribute)
+    pairs = [alike | count for alike in _by_attribute(sizes) for count in by_attribute]
+    if len(pairs) <= MAX_ATTRIBUTES_IN_TURN:  # not every number that equals a size is that size
+        yield from _by_attribute(sizes)
+        yield from pairs
     if in_turn:
         yield from (sizes | {name: new} for name, new in units.items())
     if units:

@@ -164,6 +164,17 @@ def another_batch(inputs: ExampleInputs) -> ExampleInputs:
     return tree_map(drawn, inputs)  # type: ignore[no-any-return]
 
 
+def in_one_line(error: Exception) -> str:
+    """The class of an error, and the first line of its message if it has one.
+
+    Example:
+        >>> in_one_line(ValueError("no such head")), in_one_line(AssertionError())
+        ('ValueError: no such head', 'AssertionError')
+    """
+    line = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> str:
     """The first layer, in the order of execution, whose output of the same shape differs."""
     expected, tolerance = _layer_outputs(reference, inputs), tolerance_of(reference, inputs)

@@ -186,9 +186,7 @@ class PropagationState:
         units = self.labels.find(part.labels).unique()
         return self.labels.count_united(units), len(units)
 
-    def _united(
-        self, known: list[Component], part: Component, at_once: bool
-    ) -> list[Component]:
+    def _united(self, known: list[Component], part: Component, at_once: bool) -> list[Component]:
         """Add a component. Unite it with those that share a dimension with it."""
         separate = []
         for other in known:

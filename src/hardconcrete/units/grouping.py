@@ -93,17 +93,28 @@ class Grouping:
             if root in self.relations.removable:
                 alike[order, name, tuple(owned[root])].append(root)
         several = [(key, roots) for key, roots in alike.items() if len(roots) > 1]
-        heads = Counter(self.attention[roots[0]] for key, roots in several if self._heads(key, roots))
+        names = [self._name(key[1], units) for key, units in several]
+        names = self._named_by_attention(names, several)
         groups = []
-        for key, roots in several:
-            order, name, places = key
+        for name, (key, units) in zip(names, several, strict=True):
+            order, _, places = key
             kind = "input feature" if order < 0 else self.contractions[order].kind
-            title = self._name(name, roots)
-            if self._heads(key, roots):
-                kind, module = HEAD_KIND, self.attention[roots[0]]
-                title = module if module and heads[module] == 1 else title
-            groups.append(self._group(title, kind, [place for place, _ in places], roots))
+            kind = HEAD_KIND if self._heads(key, units) else kind
+            groups.append(self._group(name, kind, [place for place, _ in places], units))
         return tuple(groups)
+
+    def _named_by_attention(
+        self, names: list[str], several: list[tuple[Any, list[int]]]
+    ) -> list[str]:
+        """Call heads by their attention module, where that name is free and means one group."""
+        modules = [
+            self.attention[units[0]] if self._heads(key, units) else "" for key, units in several
+        ]
+        taken = Counter([*modules, *names])
+        return [
+            module if module and taken[module] == 1 else name
+            for name, module in zip(names, modules, strict=True)
+        ]
 
     def _heads(self, key: Any, roots: list[int]) -> bool:
         """Whether these units are heads: some parameter has several indices for each."""

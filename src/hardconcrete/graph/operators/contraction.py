@@ -65,8 +65,8 @@ def contract(
     }
     macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
     if summed:
-        operands = [aligned[k] for k in activations]
-        heads += [part for part in merged if _operands_along(operands, part) > 1]
+        multiplied = [aligned[k] for k in activations]
+        heads += [part for part in merged if _operands_along(multiplied, part) > 1]
     record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
 
@@ -80,7 +80,9 @@ def _fix_within_rigid(
     """
     for part in state.simplified(value).components:
         for dim in sorted(set(part.dims) - summed) if len(part.dims) > 1 else ():
-            rigid = [each for each in others if each.shape[dim] > 1 and not each.components_along(dim)]
+            rigid = [
+                each for each in others if each.shape[dim] > 1 and not each.components_along(dim)
+            ]
             if rigid:
                 why = f": {rigid[0].why_rigid}" if rigid[0].why_rigid else ""
                 text = f"it is combined with a tensor that cannot shrink{why}"

@@ -68,7 +68,7 @@ def _call_on_labels(call: OperatorCall, labels: Tensor) -> list[Tensor]:
 
 
 def _without_copies(labels: Tensor) -> Tensor:
-    """One index of each dimension that was expanded, so that nothing has the size of activations."""
+    """One index of each dimension that was expanded: labels need not be as large as activations."""
     for dim, stride in enumerate(labels.stride()):
         labels = labels if stride else labels.narrow(dim, 0, min(1, labels.shape[dim]))
     return labels
@@ -77,7 +77,7 @@ def _without_copies(labels: Tensor) -> Tensor:
 @rule("expand", "expand_as", "broadcast_to")
 def expand(state: PropagationState, call: OperatorCall) -> Value:
     """Repeat dimensions of size 1, as for masks and grouped queries: a copy can be removed."""
-    result = movement(state, call)
+    (result,) = run_on_labels(state, call)
     value: Value = call["self"]
     rank = len(call.shape)
     before = value.with_rank(rank).shape
