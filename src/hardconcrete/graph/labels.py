@@ -70,7 +70,9 @@ class Labels:
 
     def count_united(self, roots: Tensor) -> int:
         """How many labels are in the sets of these roots."""
-        return int(torch.isin(self.find(torch.arange(self._size)), roots).sum())
+        chosen = torch.zeros(self._size, dtype=torch.bool)
+        chosen[roots] = True
+        return int(chosen[self.find(torch.arange(self._size))].sum())
 
     def fix(self, labels: Tensor, reason: Reason) -> None:
         """Forbid the removal of these labels. A label keeps its first reason."""

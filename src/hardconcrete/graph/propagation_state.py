@@ -169,14 +169,17 @@ class PropagationState:
         """Where components share a dimension, as after a flatten, keep the largest one.
 
         It is the one that the most indices belong to. With one key and value for all query heads it
-        is that of the heads, not of the value's features.
+        is that of the heads, not of the value's features. Copies come last.
         """
         dims = [dim for part in value.components for dim in part.dims]
         if len(set(dims)) == len(dims):
             return value
         text, taken = "other units lie along the same dimension", set[int]()
         parts: list[Component] = []
-        for part in sorted(value.components, key=self._size, reverse=True):
+        originals = [part for part in value.components if not part.copies]
+        if len(originals) > 1:
+            originals.sort(key=self._size, reverse=True)
+        for part in (*originals, *(part for part in value.components if part.copies)):
             parts += self.keep_whole(value.with_components([part]), sorted(taken), text).components
             taken |= set(part.dims)
         return value.with_components(parts)

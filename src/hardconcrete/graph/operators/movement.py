@@ -86,7 +86,8 @@ def expand(state: PropagationState, call: OperatorCall) -> Value:
         if dim > 0 and before[dim] == 1 < size:
             labels = state.labels.fresh(size)
             state.labels.mark_zero_lost(labels)
-            copies.append(Component(labels.reshape([-1 if d == dim else 1 for d in range(rank)])))
+            sizes = [-1 if d == dim else 1 for d in range(rank)]
+            copies.append(Component(labels.reshape(sizes), copies=True))
     return replace(result, components=(*result.components, *copies))
 
 
