@@ -31,7 +31,7 @@ def set_heads(module: Any) -> None:
     else:
         module.kdim = module.vdim = module.in_proj_weight.shape[1]
     if type(module).forward is nn.MultiheadAttention.forward:
-        swap_forward(module, "Fewer", _attend)
+        swap_forward(module, "Pruned", _attend)
         module._qkv_same_embed_dim = False  # else an encoder layer runs a kernel for all heads
 
 
