@@ -12,8 +12,8 @@ from tests.exactness import apart, assert_compacts, at_random, outputs
 from tests.zoo import GATED, REFUSED, ZOO, Entry, gated_network
 
 NAMES = [entry.name for entry in ZOO]
-SELDOM_THE_SAME_CLASS = 8
-"""At least 32 of 40 networks come back as their own class."""
+MOST_GRAPHS = 0.2
+"""At least four of five networks come back as their own class."""
 
 
 def built(entry: Entry) -> nn.Module:
@@ -66,7 +66,7 @@ def test_one_unit_costs_what_is_said(entry: Entry) -> None:
 
 
 def test_most_networks_keep_their_class() -> None:
-    assert sum(entry.form == "graph" for entry in ZOO) <= SELDOM_THE_SAME_CLASS
+    assert sum(entry.form == "graph" for entry in ZOO) <= MOST_GRAPHS * len(ZOO)
     assert len(ZOO) >= 40
 
 

@@ -265,10 +265,29 @@ class Quiet(nn.Module):
 def test_blocks_without_gradients_have_a_plain_form_only() -> None:
     gated = at_random(hc.attach_gates(Quiet(), torch.randn(3, 4)))
     assert hc.CompactionPlan.of(hc.compact(gated)).form == "module"
-    with pytest.raises(
-        CompactionError, match="a block under no_grad or autocast has no graph form"
-    ):
+    with pytest.raises(CompactionError, match="from which units are removed, has no graph form"):
         hc.compact(gated, form="graph")
+
+
+class QuietAngles(nn.Module):
+    """Only what is not cut is computed without gradients, and a size is written into the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.square().mean(1, keepdim=True).sqrt()
+        return self.b(self.a(x).relu().view(-1, 6) * scale)
+
+
+def test_blocks_without_gradients_stay_where_nothing_in_them_is_cut() -> None:
+    gated = with_shut(hc.attach_gates(QuietAngles(), torch.randn(3, 4)), {"a": [0, 3]})
+    small = copy.deepcopy(hc.compact(gated))
+    assert hc.CompactionPlan.of(small).form == "graph"
+    assert list(small.state_dict()) == list(gated.model.state_dict())
+    assert gap(gated, small, torch.randn(5, 4)) < 1e-5
 
 
 def test_a_plan_in_module_form_applies_as_a_graph(gated: hc.GatedModel, small: nn.Module) -> None:

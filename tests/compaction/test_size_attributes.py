@@ -227,3 +227,47 @@ def test_what_has_one_name_changes_together() -> None:
     small = hc.compact(model, x, keep=keep, form="module")
     heads = [module for module in small.modules() if isinstance(module, Heads)]
     assert {(module.num_heads, module.unread) for module in heads} == {(3, 4)}
+
+
+class Conv1D(nn.Module):
+    """The dense layer of GPT-2, with its sizes as attributes."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight).view(len(x), self.nf)
+
+
+def test_a_transposed_dense_layer_has_the_sizes_of_its_weight() -> None:
+    """Both have 8 units; those of the first one are cut, and the outputs of the second are not."""
+    x = torch.randn(3, 8)
+    gated = hc.attach_gates(nn.Sequential(Conv1D(8, 8), nn.ReLU(), Conv1D(8, 8)), x)
+    small: Any = hc.compact(with_shut(gated, {"0": [0, 5]}), form="module")
+    assert [(layer.nx, layer.nf) for layer in (small[0], small[2])] == [(8, 6), (6, 8)]
+    assert gap(gated, small, x) < 1e-5
+
+
+class Silent(nn.Module):
+    """Fails without a word unless a number is right; another number equals a size and is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.all_heads, self.num_heads = 12, 12, 4
+        self.inner, self.outer = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != self.width:
+            raise AssertionError
+        heads = self.inner(x).view(x.shape[0], self.num_heads, 3).softmax(-1)
+        return self.outer(heads.reshape(-1, self.all_heads))
+
+
+def test_not_every_number_that_equals_a_size_is_one() -> None:
+    x = torch.randn(6, 12)
+    gated = hc.attach_gates(nn.Sequential(*(Silent() for _ in range(6))), x)
+    shut = {f"{k}.inner": [k % 4] for k in range(6)}
+    small: Any = hc.compact(with_shut(gated, shut), form="module")
+    assert {(part.width, part.all_heads, part.num_heads) for part in small} == {(12, 9, 3)}

@@ -415,3 +415,11 @@ def test_refusals() -> None:
         count(F.relu, x)
     with pytest.raises(ArgumentError, match="weight has no shape yet: call the model once"):
         count(nn.LazyLinear(3), x)
+
+
+def test_an_einsum_over_one_unit_in_a_traced_graph() -> None:
+    """Torch runs it as an elementwise product, in a module and in a graph."""
+    layer = Does(lambda _, x, w: torch.einsum("btc,co->bto", x, w))
+    example = torch.randn(2, 5, 1), torch.randn(1, 4)
+    graph = torch.export.export(layer, example).module()
+    assert hc.count(layer, example).macs == hc.count(graph, example).macs == 40

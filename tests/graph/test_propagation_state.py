@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
@@ -52,6 +53,44 @@ def test_a_tensor_without_labels_fixes_units_unless_it_broadcasts() -> None:
     assert state.merged([value, Value((1, 3), why_rigid="the input x")], (2, 3)) == []
     reason = state.labels.why_fixed()[0]
     assert reason.text == "it is combined with a tensor that cannot shrink: the input x"
+
+
+def test_what_all_heads_share_stays_whole_when_they_do() -> None:
+    """(2 heads, 3 features) times (3 features), as with a rotary embedding."""
+    state = PropagationState()
+    heads, features = units(state, (5, 2, 3), 1, 2), units(state, (1, 1, 3), 2)
+    (part,) = state.merged([heads, features], (5, 2, 3))
+    assert part.dims == (1, 2)
+    state.keep_whole(Value((5, 2, 3), (part,)), [2], "attention")
+    state.settle_shared_entries()
+    assert found(state, heads.components[0]) == [0, 0, 0, 3, 3, 3]
+    assert found(state, features.components[0]) == [6, 6, 6]
+    (reason,) = state.labels.why_fixed().values()
+    assert reason.text == "entries of this tensor are used by several units"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_all_heads_share_is_cut_along_with_their_features(whole: bool) -> None:
+    """The same, where heads cannot be removed, or where nothing else decides."""
+    state = PropagationState()
+    heads, features = units(state, (5, 2, 3), 1, 2), units(state, (1, 1, 3), 2)
+    (part,) = state.merged([heads, features], (5, 2, 3))
+    if whole:
+        state.keep_whole(Value((5, 2, 3), (part,)), [1], "a mean over heads")
+    state.settle_shared_entries()
+    assert found(state, heads.components[0]) == [0, 1, 2, 0, 1, 2]
+    assert found(state, features.components[0]) == [0, 1, 2]
+    assert not state.labels.why_fixed()
+
+
+def test_copies_do_not_displace_units() -> None:
+    """[2 heads, 4 copies] flattened to 8, as with grouped queries."""
+    state = PropagationState()
+    heads, copies = units(state, (2, 4), 0), units(state, (2, 4), 1)
+    flat = [p.labels.expand(2, 4).reshape(8) for p in (*copies.components, *heads.components)]
+    parts = Component(flat[0], copies=True), Component(flat[1])
+    (part,) = state.merged([Value((8,), parts)], (8,))
+    assert found(state, part) == [0] * 4 + [1] * 4
 
 
 def test_of_two_components_along_one_dimension_the_one_with_more_units_stays() -> None:

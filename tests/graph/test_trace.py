@@ -176,3 +176,25 @@ def test_inputs_by_keyword_in_the_wrong_place(example_inputs: Any, kwargs: Any) 
     with pytest.raises(TraceError, match=r"example_inputs=\(\), kwargs=batch"):
         hc.find_groups(Cached(), example_inputs, kwargs)
     assert hc.find_groups(Cached(), (), {"x": torch.ones(2, 4)}).groups
+
+
+class Unused(nn.Module):
+    """Weights of attention are made and not used, and a layer is called for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.MultiheadAttention(4, 2)
+        self.extra = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed, _ = self.attend(x, x, x)
+        self.extra(x).relu()
+        return mixed
+
+
+def test_results_that_nothing_uses_are_erased_unless_a_layer_makes_them() -> None:
+    graph = trace(Unused(), (torch.randn(3, 2, 4),))
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert "extra.weight" in targets
+    assert not {"aten.mean.dim", "aten.relu.default"} & targets
+    assert graph(torch.randn(3, 2, 4)).shape == (3, 2, 4)

@@ -292,3 +292,86 @@ def test_a_model_that_is_pruned_twice_loads_into_the_dense_one(
     hc.save(tmp_path / "smaller.safetensors", smaller)
     again = hc.load(tmp_path / "smaller.safetensors", copy.deepcopy(trained)).eval()
     torch.testing.assert_close(again(EXAMPLE), smaller.eval()(EXAMPLE))
+
+
+class Heads(nn.Module):
+    """Torch's encoder layers, whose heads are units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp = nn.Linear(6, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layers(self.inp(x)).mean(1))
+
+
+def sequences() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    inputs = [torch.randn(32, 7, 6, generator=generator) for _ in range(6)]
+    return [(x, (x[:, 0, 0] > 0).long() + (x[:, :, 1].amax(1) > 1).long()) for x in inputs]
+
+
+ATTENTION = [f"layers.layers.{k}.self_attn" for k in range(2)]
+
+
+def test_attention_heads_go_by_importance() -> None:
+    """With a re-fit of what reads the heads, and without a limit on them alone."""
+    torch.manual_seed(0)
+    model, example = Heads().eval(), torch.zeros(2, 7, 6)
+    for limits in ({"units": dict.fromkeys(ATTENTION, 2)}, {"macs": 0.3}):
+        small = hc.prune(model, example, sequences(), cross_entropy, stages=2, **limits)
+        plan = hc.CompactionPlan.of(small)
+        heads = [len(plan.groups[name].kept) for name in ATTENTION]
+        assert max(heads) <= 2 or sum(heads) < 8
+        assert [layer.self_attn.num_heads for layer in small.layers.layers] == heads
+        assert plan.form == "module"
+        plain = plan.apply(model).eval()
+        gaps = [(each(sequences()[0][0]) - model(sequences()[0][0])).square().mean()
+                for each in (small, plain)]  # fmt: skip
+        assert gaps[0] < gaps[1]
+
+
+def test_a_budget_counts_attention_heads() -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Heads(), torch.randn(2, 7, 6))
+    assert {group.kind for group in gated.groups} == {"attention head", "neuron"}
+    budget = hc.Budget(gated, macs=0.4)
+    optimizer = torch.optim.Adam(gated.parameters(), 1e-3)
+    for x, y in sequences() * 3:
+        loss = nn.functional.cross_entropy(gated(x), y) + budget()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        budget.step()
+    small = hc.compact(gated, budget=budget, batches=sequences(), loss=cross_entropy)
+    example = torch.zeros(2, 7, 6)
+    share = hc.count(small, example).macs / hc.count(Heads(), example).macs
+    assert 0.3 < share <= 0.4
+
+
+def test_heads_leave_while_a_model_trains() -> None:
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Heads(), torch.randn(2, 7, 6))
+    optimizer = torch.optim.Adam(gated.parameters(), 1e-3)
+    x, y = sequences()[0]
+    for kept in (2, 1):
+        with torch.no_grad():
+            for name in ATTENTION:
+                (group,) = (group for group in gated.groups if group.name == name)
+                gated.gates.log_alpha[group.slice].copy_(
+                    torch.where(torch.arange(group.units) < kept, 3.0, -20.0)
+                )
+        before = gated.eval()(x)
+        assert hc.shrink(gated, optimizer, pays=0.01)
+        torch.testing.assert_close(gated(x), before)
+        assert [layer.self_attn.num_heads for layer in gated.model.layers.layers] == [kept] * 2
+        loss = nn.functional.cross_entropy(gated.train()(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    small = hc.compact(gated)
+    assert hc.count(small, torch.zeros(2, 7, 6)).macs == gated.delivered("macs")
+    torch.testing.assert_close(small.eval()(x), gated.eval()(x))

@@ -719,20 +719,105 @@ def attention(s: Script, x: Value) -> Value:
     return contract(s, s.put(f"{scores} @ {v}", v.shape), x.channels)
 
 
+def heads_mixed(s: Script, q: str, k: str, v: str, heads: int, lengths: tuple[int, int]) -> str:
+    """Attention of [batch, heads, time, size] tensors, written in one way or another."""
+    length, others = lengths
+    mask = s.buffer(f"torch.randn(1, {s.rng.choice((1, heads))}, {length}, {others})")
+    scores = s.rng.choice((
+        f"({q} @ {k}.transpose(-2, -1)) * 0.7",
+        f"{q} @ {k}.mT + {mask}",
+        f"({q} @ {k}.mT).masked_fill({mask} < -0.5, -1e4)",
+        f'torch.einsum("bhtd,bhsd->bhts", {q}, {k})',
+        f"torch.matmul(F.normalize({q}, dim=-1), {k}.transpose(2, 3))",
+    ))  # fmt: skip
+    return s.rng.choice((
+        f"F.scaled_dot_product_attention({q}, {k}, {v})",
+        f"F.scaled_dot_product_attention({q}, {k}, {v}, {mask}, scale=0.4)",
+        f"F.scaled_dot_product_attention({q}, {k}, {v}, {mask} > -0.5)",
+        f"torch.softmax({scores}, -1) @ {v}",
+        f'torch.einsum("bhts,bhsd->bhtd", torch.softmax({scores}, -1), {v})',
+        f"{q} @ ({k}.mT @ {v}) / {others}",
+    ))  # fmt: skip
+
+
 @operation(2, SEQUENCE)
 def attention_heads(s: Script, x: Value) -> Value:
-    heads, size = s.rng.choice((2, 3)), s.rng.choice((2, 4))
+    heads, size = s.rng.choice((2, 3, 4)), s.rng.choice((2, 4))
     width = heads * size
-    if s.chance(0.5):
+    if s.chance(0.4):
         fused = contract(s, x, 3 * width)
-        parts = f"{fused}.unflatten(-1, (3, {heads}, {size})).permute(2, 0, 3, 1, 4)"
-        call = f"*{parts}.unbind(0)"
+        layout = s.rng.choice((
+            f"{fused}.unflatten(-1, (3, {heads}, {size})).permute(2, 0, 3, 1, 4).unbind(0)",
+            f"{fused}.unflatten(-1, ({heads}, {3 * size})).transpose(1, 2).chunk(3, -1)",
+            f"[part.unflatten(-1, ({heads}, -1)).transpose(1, 2) for part in "
+            f"{fused}.split({width}, -1)]",
+        ))  # fmt: skip
+        q, k, v = (f"{fused}_{name}" for name in "qkv")
+        s.put(f"{fused}.clone()", fused.shape)
+        s.forward.append(f"{q}, {k}, {v} = {layout}")
     else:
         views = f".view(-1, {x.shape[0]}, {heads}, {size}).transpose(1, 2)"
         parts = [s.put(f"{contract(s, x, width)}.contiguous()", x.wide(width)) for _ in range(3)]
-        call = ", ".join(f"{part}{views}" for part in parts)
-    mixed = f"F.scaled_dot_product_attention({call})"
-    return contract(s, s.put(f"{mixed}.transpose(1, 2).flatten(2)", x.wide(width)), x.channels)
+        q, k, v = (f"{part}{views}" for part in parts)
+    mixed = heads_mixed(s, q, k, v, heads, (x.shape[0], x.shape[0]))
+    return contract(s, s.put(f"({mixed}).transpose(1, 2).flatten(2)", x.wide(width)), x.channels)
+
+
+@operation(1.5, SEQUENCE)
+def grouped_queries(s: Script, x: Value) -> Value:
+    """Several query heads on a head of keys and values, with rotary embeddings or without."""
+    groups, times, size = s.rng.choice((1, 2, 3)), s.rng.choice((2, 3)), s.rng.choice((2, 4))
+    heads, length = groups * times, x.shape[0]
+    q = f"{contract(s, x, heads * size)}.unflatten(-1, (-1, {size})).transpose(1, 2)"
+    k, v = (
+        f"{contract(s, x, groups * size)}.unflatten(-1, (-1, {size})).transpose(1, 2)"
+        for _ in range(2)
+    )
+    s.forward.append(f"q, k, v = {q}, {k}, {v}")
+    if s.chance(0.5):
+        cos, sin = (s.buffer(f"torch.randn({length}, {size})") for _ in range(2))
+        turn = f"t * {cos} + torch.cat([-t.chunk(2, -1)[1], t.chunk(2, -1)[0]], -1) * {sin}"
+        s.forward.append(f"q, k = ({turn} for t in (q, k))")
+    copies = s.rng.choice((
+        f"t.repeat_interleave({times}, dim=1)",
+        f"t[:, :, None].expand(-1, {groups}, {times}, {length}, {size}).flatten(1, 2)",
+        f"t[:, :, None].expand(-1, -1, {times}, -1, -1).reshape(-1, {heads}, {length}, {size})",
+    ))  # fmt: skip
+    if s.chance(0.3):
+        mixed = "F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True)"
+    else:
+        s.forward.append(f"k, v = ({copies} for t in (k, v))")
+        mixed = heads_mixed(s, "q", "k", "v", heads, (length, length))
+    done = s.put(f"({mixed}).transpose(1, 2).flatten(2)", x.wide(heads * size))
+    return contract(s, done, x.channels)
+
+
+@operation(1.5, SEQUENCE)
+def cross_heads(s: Script, x: Value) -> Value:
+    """Keys and values from any sequence."""
+    heads, size = s.rng.choice((2, 3, 4)), s.rng.choice((2, 3))
+    width = heads * size
+    y = s.pick([value for value in s.pool if value.kind == SEQUENCE])
+    split = f".unflatten(-1, ({heads}, -1)).transpose(1, 2)"
+    q, k, v = (f"{contract(s, source, width)}{split}" for source in (x, y, y))
+    mixed = heads_mixed(s, q, k, v, heads, (x.shape[0], y.shape[0]))
+    return contract(s, s.put(f"({mixed}).transpose(1, 2).flatten(2)", x.wide(width)), x.channels)
+
+
+@operation(1.5, SEQUENCE, when=lambda x: x.channels % 2 == 0)
+def torch_attention(s: Script, x: Value) -> Value:
+    """Torch's own layers; their width is what they read."""
+    heads = s.rng.choice([h for h in (2, 3, 4) if x.channels % h == 0])
+    settings = f"{x.channels}, {heads}, batch_first=True, dtype=torch.float64"
+    if s.chance(0.3):
+        norm = f"norm_first={s.chance(0.5)}, dropout=0.0"
+        layer = f"nn.TransformerEncoderLayer({settings}, dim_feedforward=6, {norm})"
+        return s.put(f"{s.own('layer', layer)}({x})", x.shape)
+    code = f"nn.MultiheadAttention({settings}, bias={s.chance(0.8)}, add_bias_kv={s.chance(0.2)})"
+    layer, y = s.own("attend", code), s.pick([v for v in s.pool if v.channels == x.channels
+                                             and v.kind == SEQUENCE])  # fmt: skip
+    weights = f"need_weights={s.chance(0.5)}"
+    return s.put(f"{layer}({x}, {y}, {y}, {weights})[0]", x.shape)
 
 
 # Ways from one kind of tensor to another.

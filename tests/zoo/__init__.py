@@ -2,8 +2,9 @@
 
 A unit is what lives or dies as one. It can go when everything that reads it is a contraction with
 a parameter, perhaps after operators that carry it. Inputs and outputs of the model are fixed, and
-so is what a softmax, a reduction, a layer or group norm, or a product of two activations reads as
-a whole. Sums and products of two branches make unit k of one and of the other the same unit.
+so is what a softmax, a reduction, a layer or group norm, or the sum in a product of two activations
+reads as a whole. Of heads and their features this leaves the heads. Sums and products of two
+branches make unit k of one and of the other the same unit.
 
 A group is the units that own the same axes, equally many indices on each. Its name is the path of
 the module (or of the bare parameter) that first produces them; where the units of one module are
@@ -17,13 +18,13 @@ from functools import cache
 import torch
 
 import hardconcrete as hc
-from tests.zoo import convolutional, dense, joined, odd, raw, residual, sequence
+from tests.zoo import attention, convolutional, dense, joined, odd, raw, residual, sequence
 from tests.zoo.entry import Entry, varied
 from tests.zoo.odd import REFUSED
 
 __all__ = ["GATED", "REFUSED", "ZOO", "Entry", "gated_network"]
 
-FAMILIES = (dense, convolutional, residual, joined, sequence, raw, odd)
+FAMILIES = (dense, convolutional, residual, joined, sequence, attention, raw, odd)
 ZOO: tuple[Entry, ...] = tuple(varied(entry) for family in FAMILIES for entry in family.ENTRIES)
 
 GATED = tuple(entry for entry in ZOO if entry.groups)

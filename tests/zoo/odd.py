@@ -173,7 +173,7 @@ ENTRIES = (
     Entry("local_response", LocalResponse, IMAGE, {"conv2": 9}, ("response",)),
     Entry("neighbour_attention", NeighbourAttention, IMAGE, {"conv2": 9}, ("conv1d",)),
     Entry("singular_values", SingularValues, tensors((4, 5)), {"fc2": 10}, ("svd",)),
-    Entry("gram", Gram, IMAGE, {"fc1": 11}, ("matmul",)),
+    Entry("gram", Gram, IMAGE, {"fc1": 11}, ("other units lie along the same dimension",)),
     Entry("frozen_trunk", FrozenTrunk, IMAGE, {"conv1": 8, "conv2": 10, "fc1": 7}),
 )
 

@@ -1,7 +1,7 @@
 """Embeddings, transformers and recurrent networks, on [batch, time, features].
 
-Width under a layer norm, and heads and head dimensions of attention, are fixed for now: what can
-go in a transformer is the width of its feed-forward layers.
+Width under a layer norm is fixed for now: what can go in a transformer is its attention heads and
+the width of its feed-forward layers. Other ways to write attention are in ``attention.py``.
 """
 
 import torch
@@ -94,7 +94,7 @@ class TorchEncoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inp = nn.Linear(5, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 14, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 4, 14, dropout=0.0, batch_first=True)
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -163,8 +163,8 @@ class Llama(nn.Module):
 class EinsumAttention(nn.Module):
     """Attention and a feed-forward layer without norms: the width of the sum can go.
 
-    `unflatten(-1, (2, -1))` would give heads of another width without an error if units of q, k
-    or v went; attention multiplies activations with activations, so they are fixed.
+    `unflatten(-1, (2, -1))` would give heads of another width without an error if a head went, and
+    another result.
     """
 
     def __init__(self) -> None:
@@ -288,21 +288,46 @@ class ZeroState(nn.Module):
 
 WORDS = tokens(11, 5)
 SERIES = tensors((4, 5))
-NORM_AND_HEADS = ("layer_norm", "scaled_dot_product_attention")
+NORM = ("layer_norm",)
 ENTRIES = (
     Entry("mean_embedding", MeanEmbedding, WORDS, {"embed": 12, "fc1": 10}),
     Entry("tied_language_model", TiedLanguageModel, WORDS, {"embed": 8, "fc1": 12}),
-    Entry("encoder", Encoder, WORDS, {"blocks.0.fc1": 14, "blocks.1.fc1": 18}, NORM_AND_HEADS),
-    Entry("torch_encoder", TorchEncoder, SERIES, {"layer.linear1": 14}, NORM_AND_HEADS),
+    Entry(
+        "encoder",
+        Encoder,
+        WORDS,
+        {
+            "blocks.0.attention": 2,
+            "blocks.0.fc1": 14,
+            "blocks.1.attention": 2,
+            "blocks.1.fc1": 18,
+        },
+        NORM,
+        form="graph",
+    ),
+    Entry(
+        "torch_encoder",
+        TorchEncoder,
+        SERIES,
+        {"layer.self_attn": 4, "layer.linear1": 14},
+        NORM,
+    ),
     Entry(
         "vision_transformer",
         VisionTransformer,
         tensors((3, 8, 8)),
-        {"block.fc1": 18},
-        NORM_AND_HEADS,
+        {"block.attention": 2, "block.fc1": 18},
+        NORM,
+        form="graph",
     ),
-    Entry("llama", Llama, WORDS, {"gate": 22}, ("rms_norm", "scaled_dot_product_attention")),
-    Entry("einsum_attention", EinsumAttention, SERIES, {"inp": 12, "ff1": 18}, ("einsum",)),
+    Entry("llama", Llama, WORDS, {"q": 2, "gate": 22}, ("rms_norm",)),
+    Entry(
+        "einsum_attention",
+        EinsumAttention,
+        SERIES,
+        {"inp": 12, "q": 2, "ff1": 18},
+        form="graph",
+    ),
     Entry("resmlp", ResMLP, tensors((3, 8, 8)), {"patch": 10, "token1": 7, "channel1": 14}),
     Entry("time_major", TimeMajor, SERIES, {"fc1": 12, "fc2": 10}),
     Entry("lstm", LSTMClassifier, WORDS, {"fc1": 12}, ("lstm",)),

@@ -2,10 +2,11 @@
 
 import hashlib
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.propagate import named_tensors
 
@@ -22,8 +23,14 @@ def shapes_of(model: nn.Module) -> Shapes:
 
 def classes_of(model: nn.Module) -> str:
     """A digest of the classes of all modules and their paths."""
-    lines = [f"{path} {type(module).__name__}" for path, module in model.named_modules()]
+    lines = [f"{path} {_class_name(module)}" for path, module in model.named_modules()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _class_name(module: nn.Module) -> str:
+    """Of attention with fewer heads the name of torch's class."""
+    kind: Any = type(module)
+    return str((kind.base if has_fewer_heads(module) else kind).__name__)
 
 
 def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> None:

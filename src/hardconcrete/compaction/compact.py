@@ -15,7 +15,7 @@ from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import dense_model, dense_values
 from hardconcrete.compaction.size_attributes import size_guesses
-from hardconcrete.compaction.verify import difference, first_difference
+from hardconcrete.compaction.verify import difference, first_difference, in_one_line
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.importance.batches import Loss
@@ -215,7 +215,7 @@ def _attempt(
         small = plan.apply(plain, *example)
         gap = difference(reference, small, example)
     except Exception as error:  # a forward may fail in any way
-        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        return None, in_one_line(error)
     if gap <= 1:
         return small, ""
     where = first_difference(reference, small, example)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-LayerForward = Callable[[Any, Tensor], Tensor]
-"""A forward of a layer with one input."""
+LayerForward = Callable[..., Any]
+"""A forward of a layer, with the layer as its first argument."""
 
 
 def swap_forward(module: nn.Module, prefix: str, forward: LayerForward) -> None:

@@ -176,7 +176,19 @@ def _register_constants(graph: fx.GraphModule, small: nn.Module, named: set[str]
             constant = operator.attrgetter(node.target)(graph)
             if isinstance(constant, Tensor):
                 node.target = _registered(graph, small, node.target, constant)
+            elif isinstance(constant, fx.GraphModule):
+                node.target = _added(graph, small, node.target, constant)
     graph.recompile()
+
+
+def _added(graph: fx.GraphModule, small: nn.Module, wanted: str, inner: fx.GraphModule) -> str:
+    """Add an inner graph, which has no parameters, and return its name."""
+    name = f"_{wanted.replace('.', '_')}"
+    while hasattr(small, name):
+        name += "_"
+    small.add_module(name, inner)
+    graph.add_module(name, inner)
+    return name
 
 
 def _registered(graph: fx.GraphModule, small: nn.Module, wanted: str, constant: Tensor) -> str:
@@ -213,7 +225,7 @@ class _Rewriter:
                 continue
             name = operator_name(node.target)
             if name in INNER_GRAPH_OPERATORS:
-                raise CompactionError("a block under no_grad or autocast has no graph form")
+                self._refuse_cuts_inside(node)
             self._rewrite(node, name)
         self._select_inputs()
         self.graph.graph.lint()
@@ -235,6 +247,28 @@ class _Rewriter:
         elif name.startswith("conv") or name == "_convolution":
             self._groups(node)
 
+    def _refuse_cuts_inside(self, node: fx.Node) -> None:
+        """An inner graph stays as it is, so nothing in it may have lost units."""
+        for argument in node.all_input_nodes:
+            is_read = argument.op == "get_attr"
+            inner: Any = operator.attrgetter(str(argument.target))(self.graph) if is_read else None
+            for each in inner.graph.nodes if isinstance(inner, fx.GraphModule) else ():
+                if self._has_cuts(self.found.values.get(each)):
+                    raise CompactionError(
+                        "a block under no_grad or autocast, from which units are removed, has no "
+                        "graph form"
+                    )
+
+    def _has_cuts(self, value: Any) -> bool:
+        """Whether a result, or one of several, loses indices."""
+        if isinstance(value, list | tuple):
+            return any(map(self._has_cuts, value))
+        dead = torch.tensor(sorted(self.liveness.dead), dtype=torch.int64)
+        find = self.found.state.labels.find
+        return isinstance(value, Value) and any(
+            bool(torch.isin(find(part.labels), dead).any()) for part in value.components
+        )
+
     def _value(self, node: fx.Node) -> Value:
         return self.found.values[node]  # type: ignore[no-any-return]
 
@@ -244,13 +278,22 @@ class _Rewriter:
         sizes = list(get(node, argument))
         rank = len(result.shape) - len(sizes) + 1
         first = get(node, "dim") % rank if argument == "sizes" else 0
-        new = [
-            size
-            if isinstance(size, fx.Node) or size == -1
-            else size_after_cuts(self.liveness, result, first + k)
-            for k, size in enumerate(sizes)
-        ]
+        new: list[Any] = []
+        for k, size in enumerate(sizes):
+            after = size_after_cuts(self.liveness, result, first + k)
+            if isinstance(size, fx.Node):
+                new.append(self._fraction(node, size, after, result.shape[first + k]))
+            else:
+                new.append(size if size == -1 else after)
         put(node, argument, new)
+
+    def _fraction(self, user: fx.Node, size: fx.Node, after: int, before: int) -> fx.Node:
+        """A size that is a multiple of the batch, such as batch times heads, after the cuts."""
+        if after == before:
+            return size
+        with self.graph.graph.inserting_before(user):
+            times = self.graph.graph.call_function(operator.mul, (size, after))
+            return self.graph.graph.call_function(operator.floordiv, (times, before))
 
     def _split(self, node: fx.Node) -> None:
         """Split into pieces of the sizes after the cuts."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from hardconcrete.compaction.attention_heads import keep_padding, set_heads
 from hardconcrete.compaction.empty_layers import allow_empty
 from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
@@ -42,6 +43,8 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
         for module, sizes in before.items():
             _update_sizes(module, sizes)
             allow_empty(module)
+        for module in before:
+            keep_padding(module)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         model.get_submodule(path).__dict__[attribute] = size
@@ -78,6 +81,14 @@ def _update_sizes(module: Any, before: tuple[int, ...]) -> None:
     for kind, adapt in ADAPTERS:
         if isinstance(module, kind):
             adapt(module, before)
+    if is_transposed_linear(module):
+        module.nx, module.nf = module.weight.shape
+
+
+def is_transposed_linear(module: Any) -> bool:
+    """Whether a module is the ``Conv1D`` of Hugging Face: a dense layer with ``weight[nx, nf]``."""
+    shape = getattr(getattr(module, "weight", None), "shape", ())
+    return type(module).__name__ == "Conv1D" and len(shape) == 2 and hasattr(module, "nf")
 
 
 def _linear(module: Any, _: tuple[int, ...]) -> None:
@@ -104,6 +115,10 @@ def _prelu(module: Any, _: tuple[int, ...]) -> None:
     module.num_parameters = len(module.weight)
 
 
+def _attention(module: Any, _: tuple[int, ...]) -> None:
+    set_heads(module)
+
+
 def _embedding(module: Any, _: tuple[int, ...]) -> None:
     module.num_embeddings, module.embedding_dim = module.weight.shape
 
@@ -115,5 +130,6 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.PReLU, _prelu),
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),
+    (nn.MultiheadAttention, _attention),
 ]
 """What sets the sizes of each kind of layer."""

@@ -20,7 +20,7 @@ from hardconcrete.compaction.shrink_history import (
 from hardconcrete.compaction.shrink_step import apply_shrink
 from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.tensor_cuts import refuse_unknown_state
-from hardconcrete.compaction.verify import difference
+from hardconcrete.compaction.verify import difference, in_one_line
 from hardconcrete.cost.ledger import KINDS
 from hardconcrete.errors import ArgumentError, CompactionError
 from hardconcrete.gating import GatedModel, plain_copy
@@ -321,7 +321,7 @@ def _verified(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
                 return candidate
             failures.append(f"its outputs differ by {gap:.3g} times what is tolerated")
         except Exception as error:  # a forward may fail in any way
-            failures.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            failures.append(in_one_line(error))
     why = "; ".join(dict.fromkeys(failures))
     raise CompactionError(
         f"{type(gated.model).__name__} cannot shrink in place, and did not change. {why}. Sizes "

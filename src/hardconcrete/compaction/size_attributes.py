@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hardconcrete.compaction.module_form import is_transposed_linear
 from hardconcrete.compaction.plan import CompactionPlan
 
 Attributes = dict[str, int]
@@ -48,6 +49,10 @@ def _guesses(plan: CompactionPlan, model: nn.Module) -> Iterator[Attributes]:
     by_attribute = _by_attribute(units)
     if len(by_attribute) <= MAX_ATTRIBUTES_IN_TURN:  # the fewest first: others may go unnoticed
         yield from (sizes | alike for alike in by_attribute)
+    pairs = [alike | count for alike in _by_attribute(sizes) for count in by_attribute]
+    if len(pairs) <= MAX_ATTRIBUTES_IN_TURN:  # not every number that equals a size is that size
+        yield from _by_attribute(sizes)
+        yield from pairs
     if in_turn:
         yield from (sizes | {name: new} for name, new in units.items())
     if units:
@@ -74,7 +79,7 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
     """The integers of modules outside torch.nn that have an answer; the first answer counts."""
     found: Attributes = {}
     for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn"):
+        if type(module).__module__.startswith("torch.nn") or is_transposed_linear(module):
             continue
         integers = {
             name: value
@@ -105,7 +110,7 @@ def _unit_counts(plan: CompactionPlan, prefix: str) -> Iterator[Answers]:
         if len(group.kept) != group.units
     }
     sizes = {(cut.size, len(cut.kept)) for cut in plan.cuts if cut.tensor.startswith(prefix)}
-    yield _unambiguous(counts for name, counts in groups.items() if name.startswith(prefix))
+    yield _unambiguous(counts for name, counts in groups.items() if f"{name}.".startswith(prefix))
     yield _unambiguous(
         (units, kept)
         for units, kept in groups.values()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hardconcrete.graph.example_inputs import ExampleInputs
-from hardconcrete.graph.model_state import in_mode
+from hardconcrete.graph.model_state import in_mode, no_fast_path
 
 RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
@@ -105,7 +105,8 @@ def _relative_difference(expected: Tensor, actual: Tensor) -> float:
 
 def _outputs(model: nn.Module, inputs: ExampleInputs) -> list[Tensor]:
     args, kwargs = tree_map(_detached_copy, inputs)
-    with torch.no_grad(), in_mode(model, training=False), _fixed_random_state(), full_precision():
+    switches = in_mode(model, training=False), no_fast_path(), _fixed_random_state()
+    with torch.no_grad(), switches[0], switches[1], switches[2], full_precision():
         results = model(*args, **kwargs)
     return [leaf for leaf in _leaves(results) if isinstance(leaf, Tensor)]
 
@@ -161,6 +162,17 @@ def another_batch(inputs: ExampleInputs) -> ExampleInputs:
         return leaf.index_select(0, rows.to(leaf.device)) if is_batch else leaf
 
     return tree_map(drawn, inputs)  # type: ignore[no-any-return]
+
+
+def in_one_line(error: Exception) -> str:
+    """The class of an error, and the first line of its message if it has one.
+
+    Example:
+        >>> in_one_line(ValueError("no such head")), in_one_line(AssertionError())
+        ('ValueError: no such head', 'AssertionError')
+    """
+    line = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> str:

@@ -213,8 +213,11 @@ class _Einsums(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self.tally.macs
         result = func(*args, **(kwargs or {}))
-        if func is torch.einsum and self.tally.macs == before:
-            self.tally.macs += _contracted(*args)
+        if self.tally.macs == before:
+            if func is torch.einsum:
+                self.tally.macs += _contracted(*args)
+            elif func is aten.einsum.default:  # in a traced graph
+                self.tally.macs += _contracted(args[0], *args[1])
         return result
 
 

@@ -68,6 +68,12 @@ class Labels:
             self._parent.scatter_reduce_(0, torch.maximum(a, b), torch.minimum(a, b), "amin")
             a, b = self.find(a), self.find(b)
 
+    def count_united(self, roots: Tensor) -> int:
+        """How many labels are in the sets of these roots."""
+        chosen = torch.zeros(self._size, dtype=torch.bool)
+        chosen[roots] = True
+        return int(chosen[self.find(torch.arange(self._size))].sum())
+
     def fix(self, labels: Tensor, reason: Reason) -> None:
         """Forbid the removal of these labels. A label keeps its first reason."""
         self.reasons.append(reason)

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from hardconcrete.graph.operators import RULES
+from hardconcrete.graph.operators.creation import CONSTANT
 from hardconcrete.graph.operators.pointwise import pointwise
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
@@ -65,11 +66,12 @@ def propagate(
             tensor = owners.get(name)
             if tensor is None:
                 constant: Any = operator.attrgetter(target)(graph)
-                return Value(tuple(constant.shape), (), True)
+                return Value(tuple(constant.shape), (), True, CONSTANT)
             labelled.tensors[name] = _new_value(labelled.state, name, tensor)
         return labelled.tensors[name]
 
     _GraphVisitor(labelled, read, input_features).run(graph, None)
+    labelled.state.settle_shared_entries()
     _make_all_sliceable(labelled)
     return labelled
 

@@ -54,6 +54,8 @@ class ContractionRecord:
         kind: the noun for its output units.
         macs: multiply-adds for the example inputs.
         parts: labels of all dimensions that it runs over, one tensor per component.
+        heads: of a product of activations, labels that several of them have, and those of a
+            dimension that was split off from one it sums over.
         reads: parameter axis and labels of the units it sums over. Gates can sit there.
         makes: parameter axis and labels of its output units.
     """
@@ -62,8 +64,27 @@ class ContractionRecord:
     kind: str
     macs: int
     parts: tuple[Tensor, ...] = ()
+    heads: tuple[Tensor, ...] = ()
     reads: tuple[tuple[tuple[str, int], Tensor], ...] = ()
     makes: tuple[tuple[tuple[str, int], Tensor], ...] = ()
+
+
+@dataclass(frozen=True)
+class SharedEntries:
+    """A tensor that is combined with a larger one, so each of its entries is used several times.
+
+    An example is a rotary embedding, which all heads use. If whole heads are removed it keeps its
+    size; if the same head dimensions are removed from all heads it loses them, too.
+
+    Args:
+        large: labels of the larger tensor.
+        small: labels of the other one, along some of the dimensions of the larger one.
+        reason: what to say where it keeps its size.
+    """
+
+    large: Tensor
+    small: Tensor
+    reason: Reason
 
 
 @dataclass
@@ -72,6 +93,7 @@ class PropagationState:
 
     labels: Labels = field(default_factory=Labels)
     contractions: list[ContractionRecord] = field(default_factory=list)
+    shared_entries: list[SharedEntries] = field(default_factory=list)
     call: OperatorCall | None = None
 
     def reason(self, text: str) -> Reason:
@@ -124,37 +146,64 @@ class PropagationState:
                 self.labels.unite(part.labels, part.labels.narrow(dim, 0, 1))
         return self.simplified(value)
 
-    def merged(self, values: Sequence[Value], shape: Sequence[int]) -> list[Component]:
-        """Components of tensors of one rank that are combined elementwise."""
+    def merged(
+        self, values: Sequence[Value], shape: Sequence[int], *, at_once: bool = False
+    ) -> list[Component]:
+        """Components of tensors of one rank that are combined elementwise.
+
+        Args:
+            values: the tensors.
+            shape: shape of the result.
+            at_once: unite labels along some dimensions of a component with that component now, and
+                not after all other operators (see ``settle_shared_entries``).
+        """
         merged: list[Component] = []
         for value in values:
             for part in self._one_component_per_dim(value).components:
-                merged = self._united(merged, part)
-        for value in values:
+                merged = self._united(merged, part, at_once)
+        for value in map(self.simplified, values) if at_once else values:
             merged = [self._fix_where_rigid(value, part) for part in merged]
         return list(self.simplified(Value(tuple(shape), tuple(merged))).components)
 
     def _one_component_per_dim(self, value: Value) -> Value:
-        """Where components share a dimension, as after a flatten, keep the one with most units."""
+        """Where components share a dimension, as after a flatten, keep the largest one.
+
+        It is the one that the most indices belong to. With one key and value for all query heads it
+        is that of the heads, not of the value's features. Copies come last.
+        """
         dims = [dim for part in value.components for dim in part.dims]
         if len(set(dims)) == len(dims):
             return value
         text, taken = "other units lie along the same dimension", set[int]()
         parts: list[Component] = []
-        for part in sorted(value.components, key=self._unit_count, reverse=True):
+        originals = [part for part in value.components if not part.copies]
+        if len(originals) > 1:
+            originals.sort(key=self._size, reverse=True)
+        for part in (*originals, *(part for part in value.components if part.copies)):
             parts += self.keep_whole(value.with_components([part]), sorted(taken), text).components
             taken |= set(part.dims)
         return value.with_components(parts)
 
-    def _unit_count(self, part: Component) -> int:
-        return len(self.labels.find(part.labels).unique())
+    def _size(self, part: Component) -> tuple[int, int]:
+        """How many indices of parameters belong to its units, and how many units it has."""
+        units = self.labels.find(part.labels).unique()
+        return self.labels.count_united(units), len(units)
 
-    def _united(self, known: list[Component], part: Component) -> list[Component]:
+    def _united(self, known: list[Component], part: Component, at_once: bool) -> list[Component]:
         """Add a component. Unite it with those that share a dimension with it."""
         separate = []
         for other in known:
+            if at_once:
+                other, part = self._without_equal(other), self._without_equal(part)
+            small, large = sorted((other, part), key=lambda each: len(each.dims))
             if not set(other.dims) & set(part.dims):
                 separate.append(other)
+            elif set(small.dims) < set(large.dims) and not at_once:
+                text = "entries of this tensor are used by several units"
+                shared = SharedEntries(large.labels, small.labels, self.reason(text))
+                self.shared_entries.append(shared)
+                follows = large.zero_with_parameter and small.zero_with_parameter
+                part = Component(large.labels, None, follows)
             else:
                 self.labels.unite(other.labels, part.labels)
                 labels, _ = torch.broadcast_tensors(other.labels, part.labels)
@@ -163,6 +212,45 @@ class PropagationState:
                     labels, axis, other.zero_with_parameter and part.zero_with_parameter
                 )
         return [*separate, part]
+
+    def _without_equal(self, part: Component) -> Component:
+        """The component without the dimensions along which all labels are equal."""
+        labels = self.labels.find(part.labels)
+        for dim in part.dims if len(part.dims) > 1 else ():
+            first = labels.narrow(dim, 0, 1)
+            labels = first if (labels == first).all() else labels
+        return replace(part, labels=labels)
+
+    def settle_shared_entries(self) -> None:
+        """Decide for tensors that are used by several units whether they lose entries with them.
+
+        A tensor whose dimension stays in the larger one keeps its size. In other cases its labels
+        are united with those of the larger one. Cases that other operators decide come first.
+        """
+        waiting = self.shared_entries
+        while waiting:
+            undecided = [each for each in waiting if not self._settled(each)]
+            if len(undecided) == len(waiting):
+                first, *undecided = waiting
+                self.labels.unite(first.large, first.small)
+            waiting = undecided
+        self.shared_entries = []
+
+    def _settled(self, entries: SharedEntries) -> bool:
+        """Settle one case, unless units of the larger tensor vary along both kinds of dimension."""
+        small = self._without_equal(Component(entries.small))
+        large = self._without_equal(Component(entries.large))
+        along = set(large.dims) & set(Component(entries.small).dims)
+        if along and set(large.dims) - along:
+            return False
+        if along:
+            self.labels.unite(entries.large, entries.small)
+        else:
+            for dim in small.dims:
+                self.labels.unite(small.labels, small.labels.narrow(dim, 0, 1))
+            self.labels.fix(small.labels, entries.reason)
+            self.labels.mark_zero_lost(entries.large)
+        return True
 
     def _fix_where_rigid(self, value: Value, part: Component) -> Component:
         """Fix a component where the other tensor has full size and no labels: it cannot shrink."""

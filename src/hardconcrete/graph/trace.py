@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import operator
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -57,12 +58,31 @@ def trace(
             program = torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
-        return program.module(check_guards=False)
+        return _without_unused(program.module(check_guards=False))
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be traced by torch.export: {_explanation(error)}"
             f"{_keyword_hint(args)}"
         ) from error
+
+
+def _without_unused(graph: fx.GraphModule) -> fx.GraphModule:
+    """Erase operators whose results nothing uses, such as the mean of weights over all heads.
+
+    An operator that reads a parameter stays, because your forward calls its layer.
+    """
+    nodes = len(graph.graph.nodes)
+    for node in reversed(list(graph.graph.nodes)):
+        target: Any = node.target
+        schema = getattr(target, "_schema", None)
+        pure = target is operator.getitem or (
+            schema is not None and bool(schema.returns) and not schema.is_mutable
+        )
+        if not node.users and pure and all(n.op != "get_attr" for n in node.all_input_nodes):
+            graph.graph.erase_node(node)
+    if len(graph.graph.nodes) < nodes:
+        graph.recompile()
+    return graph
 
 
 def _explanation(error: Exception) -> str:

@@ -19,11 +19,13 @@ class Component:
         axis: name and dimension of the parameter that the labels come from.
         zero_with_parameter: whether the tensor is zero wherever that parameter is zero. Only then
             a gate on the parameter closes the unit here.
+        copies: whether its indices are copies, made by an expand.
     """
 
     labels: Tensor
     axis: tuple[str, int] | None = None
     zero_with_parameter: bool = True
+    copies: bool = False
 
     @property
     def dims(self) -> tuple[int, ...]:

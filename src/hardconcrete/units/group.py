@@ -13,8 +13,10 @@ class Group:
     """Units of one kind that own the same axes.
 
     Args:
-        name: path of the module that makes them, or the site that you named.
-        kind: "neuron", "feature map", "embedding dimension", "input feature" or "named site".
+        name: path of the module that makes them (of heads, the attention module), or the site that
+            you named.
+        kind: "neuron", "feature map", "attention head", "embedding dimension", "input feature" or
+            "named site".
         units: how many there are.
         axes: the dimensions of parameters and buffers that they own.
         parameters: how many parameters go with one unit. For a named site: how many weights one

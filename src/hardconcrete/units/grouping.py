@@ -19,6 +19,9 @@ from hardconcrete.units.relations import Relations
 INPUT = "input:"
 """Begins the name that stands for an input of the model among the tensors."""
 
+HEAD_KIND = "attention head"
+"""The kind of units that products of activations do not mix, if they have several indices."""
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -55,6 +58,7 @@ class Grouping:
         self.made: dict[int, tuple[int, str, int]] = {}  # by unit: order, producer, position
         self.makers: dict[Place, tuple[str, Tensor]] = {}
         self.shares: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        self.attention: dict[int, str] = {}  # by unit: the module that multiplies activations
         for order, contraction in enumerate(self.contractions):
             self._note(order, contraction)
         for (name, dim), roots in relations.roots.items():
@@ -68,6 +72,9 @@ class Grouping:
         for labels in contraction.parts:
             for root, count in _counted(self.labels.find(labels)):
                 self.shares[root].append((order, count / labels.numel()))
+        for labels in contraction.heads:
+            for root in self.labels.find(labels).unique().tolist():
+                self.attention.setdefault(root, contraction.module)
 
     def _note_made(self, order: int, place: Place, roots: Tensor) -> None:
         name = producer(place[0])
@@ -85,11 +92,33 @@ class Grouping:
         for root, (order, name, _) in sorted(self.made.items(), key=lambda item: item[1]):
             if root in self.relations.removable:
                 alike[order, name, tuple(owned[root])].append(root)
-        return tuple(
-            self._group(self._name(name, roots), order, [place for place, _ in places], roots)
-            for (order, name, places), roots in alike.items()
-            if len(roots) > 1
-        )
+        several = [(key, roots) for key, roots in alike.items() if len(roots) > 1]
+        names = [self._name(key[1], units) for key, units in several]
+        names = self._named_by_attention(names, several)
+        groups = []
+        for name, (key, units) in zip(names, several, strict=True):
+            order, _, places = key
+            kind = "input feature" if order < 0 else self.contractions[order].kind
+            kind = HEAD_KIND if self._heads(key, units) else kind
+            groups.append(self._group(name, kind, [place for place, _ in places], units))
+        return tuple(groups)
+
+    def _named_by_attention(
+        self, names: list[str], several: list[tuple[Any, list[int]]]
+    ) -> list[str]:
+        """Call heads by their attention module, where that name is free and means one group."""
+        modules = [
+            self.attention[units[0]] if self._heads(key, units) else "" for key, units in several
+        ]
+        taken = Counter([*modules, *names])
+        return [
+            module if module and taken[module] == 1 else name
+            for name, module in zip(names, modules, strict=True)
+        ]
+
+    def _heads(self, key: Any, roots: list[int]) -> bool:
+        """Whether these units are heads: some parameter has several indices for each."""
+        return roots[0] in self.attention and any(count > 1 for _, count in key[2])
 
     def _name(self, producer_name: str, roots: list[int]) -> str:
         """The producer, with a range where it makes several groups."""
@@ -104,7 +133,7 @@ class Grouping:
         first, last = self.made[roots[0]][2], self.made[roots[-1]][2]
         return f"{producer_name}[{first}:{last + 1}]"
 
-    def _group(self, name: str, order: int, places: list[Place], roots: list[int]) -> Group:
+    def _group(self, name: str, kind: str, places: list[Place], roots: list[int]) -> Group:
         numbers = {root: number for number, root in enumerate(roots)}
         axes = tuple(
             Axis(
@@ -116,7 +145,6 @@ class Grouping:
             for tensor, dim in places
             if not tensor.startswith(INPUT)
         )
-        kind = "input feature" if order < 0 else self.contractions[order].kind
         return Group(
             name, kind, len(roots), axes, self._parameters_of_one(axes), self._macs_of_one(roots[0])
         )

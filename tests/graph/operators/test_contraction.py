@@ -62,6 +62,18 @@ CASES = [
          layer=nn.Linear(3, 4)), ROW, {}, "12 fixed: no parameter reads it"),
     case("scaled", lambda: read_by(lambda net: net.a * net.b / 3, (12, 4), (12, 1)), ROW,
          {"inp": 12}),
+    # activations without parameters that read them: what a product does not sum over is free
+    case("graph_convolution", lambda: dense(lambda _, h: (h[:, :5] @ h[:, :5].T).softmax(-1) @ h,
+         width=12), ROW, {"inp": 7}, "5 fixed: activations are multiplied"),
+    case("features_in_common", lambda: dense(lambda _, h: torch.einsum("bth,bsh->bth", h, h)),
+         SEQUENCE, {"inp": 12}),
+    case("gram_flattened", lambda: dense(lambda _, h: (h.mT @ h).flatten(1), 6, 36), SEQUENCE, {},
+         "6 fixed: other units lie along the same dimension"),
+    case("gram_rows", lambda: Network(lambda net, x: net.out((net.inp(x).mT @ x).flatten(1)),
+         inp=nn.Linear(6, 12), out=nn.Linear(72, 4)), SEQUENCE, {"inp": 12}),
+    case("weights_of_heads", lambda: Network(lambda net, x: torch.einsum("bthd,hdo->bto", net.inp(x)
+         .unflatten(-1, (3, 4)), net.w), inp=nn.Linear(6, 12), w=parameter(3, 4, 5)), SEQUENCE,
+         {"inp": 3}, "w: 5 fixed"),
     case("activations", lambda: dense(lambda _, h: h @ (h.T @ h)), ROW, {},
          "12 fixed: activations are multiplied with activations"),
     case("letter_twice", lambda: dense(lambda net, h: h * torch.einsum("ii->i", net.w), w=torch.

@@ -47,7 +47,23 @@ def places() -> Network:
     return Network(forward, **layers)
 
 
+def partly_turned() -> Network:
+    """Three heads; features that are turned by angles made in the forward, joined with others."""
+    layers = {"inp": nn.Linear(6, 12), "key": nn.Linear(6, 12), "out": nn.Linear(12, 4)}
+
+    def turned(x):
+        x = x.unflatten(-1, (-1, 4)).transpose(1, 2)
+        return torch.cat([x[..., :2] * torch.arange(1, 3), x[..., 2:]], -1)
+
+    def forward(net, x):
+        q, k = turned(net.inp(x)), turned(net.key(x))
+        return net.out((q @ k.mT @ k).transpose(1, 2).flatten(2))
+
+    return Network(forward, **layers)
+
+
 CASES = [
+    case("partly_turned", partly_turned, SEQUENCE, {"inp": 3}, OUT),
     case("cat_last", lambda: dense(lambda _, h: torch.cat([h, h.tanh()], -1), 6, 12), ROW,
          {"inp": 6}, OUT),
     case("hstack", lambda: dense(lambda _, h: torch.hstack([h, h.tanh()]), 6, 12), ROW, {"inp": 6},

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hardconcrete.graph.operators.movement import movement
+from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
+from hardconcrete.graph.values import Component, Value
 from tests.graph.operators.contract import (
     IMAGE,
     ROW,
@@ -84,3 +87,19 @@ CASES = [
 @pytest.mark.parametrize(("build", "shape", "groups", "why"), CASES)
 def test_contract(build, shape, groups, why) -> None:
     assert_contract(build, shape, groups, why)
+
+
+def test_labels_are_not_as_large_as_activations() -> None:
+    """[batch, time, 3, heads, features] has labels for its last three dimensions only."""
+    state, labels = PropagationState(), torch.arange(24).reshape(1, 1, 24)
+    state.labels.fresh(24)
+    value, shape = Value((7, 50, 24), (Component(labels),)), [7, 50, 3, 2, 4]
+    arguments = {"self": value, "size": shape}
+    view = OperatorCall("view", arguments, (tuple(shape),), "", torch.ops.aten.view.default)
+    (part,) = movement(state, view).components
+    assert part.labels.shape == (1, 1, 3, 2, 4)
+    arguments = {"self": Value(tuple(shape), (part,)), "dims": [2, 0, 3, 1, 4]}
+    made = ((3, 7, 2, 50, 4),)
+    call = OperatorCall("permute", arguments, made, "", torch.ops.aten.permute.default)
+    (part,) = movement(state, call).components
+    assert part.labels.shape == (3, 1, 2, 1, 4)

@@ -32,9 +32,15 @@ def in_place(h):
 
 
 def expanded() -> Network:
-    """A number for each example, made as wide as the units: it cannot shrink with them."""
+    """A number for each example, made as wide as the units: it shrinks with them."""
     layers = {"inp": nn.Linear(6, 12), "out": nn.Linear(12, 4)}
     return Network(lambda net, x: net.out(net.inp(x) + x[:, :1].expand(-1, 12)), **layers)
+
+
+def repeated() -> Network:
+    """The same by an operator that has no free copies: it cannot shrink."""
+    layers = {"inp": nn.Linear(6, 12), "out": nn.Linear(12, 4)}
+    return Network(lambda net, x: net.out(net.inp(x) + x[:, :1].repeat(1, 12)), **layers)
 
 
 def positions() -> Network:
@@ -67,7 +73,8 @@ CASES = [
     case("excited", excited, IMAGE, {"inp": 8, "down": 5}, OUT),
     case("straight_through", lambda: dense(lambda _, h: h + (h.round() - h).detach()), ROW,
          {"inp": 12}, OUT),
-    case("expanded", expanded, ROW, {}, "cannot shrink: the model's input x"),
+    case("expanded", expanded, ROW, {"inp": 12}, OUT),
+    case("repeated", repeated, ROW, {}, "cannot shrink: the model's input x"),
     case("dropout_off", lambda: dense(lambda _, h: F.dropout(h, training=False)), ROW, {"inp": 12},
          OUT),
     case("dropout_always", lambda: dense(lambda _, h: F.dropout(h)), ROW, {}, "a random number"),

@@ -13,7 +13,7 @@ Operand = tuple[Value, str]
 """A tensor and its letters in the einsum."""
 
 EMBEDDING_KIND = "embedding dimension"
-ATTENTION = "activations are multiplied with activations, as in attention"
+ATTENTION = "activations are multiplied with activations, and the sum is over all of them"
 
 
 def contract(
@@ -23,7 +23,8 @@ def contract(
 
     An einsum is an elementwise product in the space of all letters, and then a sum over the
     letters that are not in the output. Units along a summed letter can be removed if a parameter
-    has that letter: the gate sits on that parameter.
+    has that letter: the gate sits on that parameter. In a product of activations the summed letters
+    stay whole. Of heads and head dimensions this leaves the heads.
     """
     letters = "".join(dict.fromkeys("".join(subscripts for _, subscripts in operands)))
     aligned = [
@@ -31,11 +32,20 @@ def contract(
         for value, subscripts in operands
     ]
     sizes = [max(value.shape[dim] for value in aligned) for dim in range(len(letters))]
-    if sum(not value.from_parameters for value in aligned) > 1:
-        for value in aligned:
-            state.fix(value, ATTENTION)
-    merged = state.merged(aligned, sizes)
     summed = {dim for dim, letter in enumerate(letters) if letter not in output}
+    activations = [k for k, value in enumerate(aligned) if not value.from_parameters]
+    heads: list[Component] = []
+    if len(activations) > 1:
+        heads = [
+            part
+            for k in activations
+            for part in aligned[k].components
+            if summed & set(part.dims) and set(part.dims) - summed
+        ]
+        for k in activations:
+            _fix_within_rigid(state, aligned[k], aligned[:k] + aligned[k + 1 :], summed)
+        aligned = [state.keep_whole(value, sorted(summed), ATTENTION) for value in aligned]
+    merged = state.merged(aligned, sizes, at_once=True)
     order = [letters.index(letter) for letter in output]
     result = [
         replace(
@@ -54,8 +64,29 @@ def contract(
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
     macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
-    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes)
+    if summed:
+        multiplied = [aligned[k] for k in activations]
+        heads += [part for part in merged if _operands_along(multiplied, part) > 1]
+    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
+
+
+def _fix_within_rigid(
+    state: PropagationState, value: Value, others: Sequence[Value], summed: set[int]
+) -> None:
+    """Fix the units of an activation that were split over a dimension that cannot shrink.
+
+    Where the heads stay, all heads would have to lose the same features.
+    """
+    for part in state.simplified(value).components:
+        for dim in sorted(set(part.dims) - summed) if len(part.dims) > 1 else ():
+            rigid = [
+                each for each in others if each.shape[dim] > 1 and not each.components_along(dim)
+            ]
+            if rigid:
+                why = f": {rigid[0].why_rigid}" if rigid[0].why_rigid else ""
+                text = f"it is combined with a tensor that cannot shrink{why}"
+                state.labels.fix(part.labels, state.reason(text))
 
 
 def record_contraction(
@@ -65,6 +96,7 @@ def record_contraction(
     parts: Sequence[Component],
     reads: Sequence[Component],
     makes: Sequence[Component],
+    heads: Sequence[Component] = (),
 ) -> None:
     """Record which units the current operator reads and makes, and its multiply-adds."""
     state.contractions.append(
@@ -73,10 +105,16 @@ def record_contraction(
             kind,
             macs,
             tuple(part.labels for part in parts),
+            tuple(part.labels for part in heads),
             tuple((part.axis, part.labels) for part in reads if part.axis),
             tuple((part.axis, part.labels) for part in makes if part.axis),
         )
     )
+
+
+def _operands_along(operands: Sequence[Value], part: Component) -> int:
+    """How many operands have labels along a dimension of a component."""
+    return sum(any(set(own.dims) & set(part.dims) for own in each.components) for each in operands)
 
 
 def _reading_parameter(

@@ -6,6 +6,8 @@ from hardconcrete.graph.operators.registry import rule
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 
+CONSTANT = "a constant that the forward makes, whose size does not follow"
+
 
 @rule("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "empty", "new_empty")
 def constant(state: PropagationState, call: OperatorCall) -> Value:
@@ -47,4 +49,4 @@ def fixed_size(state: PropagationState, call: OperatorCall) -> Value:
     """Tensors whose values depend on their sizes."""
     for value in call.values:
         state.fix(value, "this operator depends on how many there are")
-    return Value(call.shape)
+    return Value(call.shape, why_rigid=CONSTANT)

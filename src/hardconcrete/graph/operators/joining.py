@@ -1,5 +1,7 @@
 """Concatenation, stacking, embeddings and gated linear units."""
 
+from dataclasses import replace
+
 import torch
 
 from hardconcrete.graph.operators.contraction import EMBEDDING_KIND, record_contraction
@@ -21,11 +23,12 @@ def hstack(state: PropagationState, call: OperatorCall) -> Value:
 
 
 def _concatenated(state: PropagationState, call: OperatorCall, dim: int) -> Value:
-    values: list[Value] = [value for value in call.values if value.shape != (0,)]
+    values: list[Value] = [value for value in call.values if 0 not in value.shape]
+    values = [_spread_along(value, values, dim) for value in values]
     along = _components_along(state, values, dim)
     others = []
     for value in values:
-        across = [part for part in value.components if dim not in part.dims]
+        across = [part for part in value.components if part.labels.shape[dim] == 1]
         sizes = [1 if d == dim else size for d, size in enumerate(value.shape)]
         others.append(Value(tuple(sizes), tuple(across)))
     shape = [1 if d == dim else size for d, size in enumerate(call.shape)]
@@ -34,6 +37,23 @@ def _concatenated(state: PropagationState, call: OperatorCall, dim: int) -> Valu
     return state.simplified(
         Value(call.shape, tuple(Component(part.labels) for part in parts), from_parameters)
     )
+
+
+def _spread_along(value: Value, values: list[Value], dim: int) -> Value:
+    """Repeat labels along a dimension where another tensor has labels along both dimensions.
+
+    With partly rotary embeddings one tensor has labels of heads, and the other one of their
+    features.
+    """
+    joint = {d for each in values for part in each.components_along(dim) for d in part.dims}
+    if value.components_along(dim) or len(joint) < 2:
+        return value
+    size = [-1 if d != dim else value.shape[dim] for d in range(len(value.shape))]
+    inside = [part for part in value.components if set(part.dims) <= joint]
+    if len(inside) != 1:
+        return value
+    spread = replace(inside[0], labels=inside[0].labels.expand(size))
+    return value.with_components([spread if part in inside else part for part in value.components])
 
 
 def _components_along(state: PropagationState, values: list[Value], dim: int) -> list[Component]:

@@ -16,9 +16,9 @@ SPLIT_UNIT = "an index or slice separates one unit from the others"
 
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute",
-    "transpose", "t", "numpy_T", "movedim", "swapaxes", "expand", "expand_as", "slice", "select",
+    "transpose", "t", "numpy_T", "movedim", "swapaxes", "slice", "select",
     "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_unshuffle", "diagonal",
-    "view_as", "reshape_as", "mT", "mH", "broadcast_to", "ravel", "adjoint", "swapdims", "moveaxis",
+    "view_as", "reshape_as", "mT", "mH", "ravel", "adjoint", "swapdims", "moveaxis",
 )  # fmt: skip
 def movement(state: PropagationState, call: OperatorCall) -> Value:
     """An operator with one result."""
@@ -43,7 +43,8 @@ def run_on_labels(state: PropagationState, call: OperatorCall) -> list[Value]:
     for part in value.components:
         results = _call_on_labels(call, part.labels.expand(value.shape))
         for known, labels in zip(components, results, strict=True):
-            known.append(replace(part, labels=labels))
+            if labels.numel():
+                known.append(replace(part, labels=_without_copies(labels)))
     return [
         state.simplified(
             Value(shape, tuple(parts), value.from_parameters, value.why_rigid), SPLIT_UNIT
@@ -59,9 +60,35 @@ def _call_on_labels(call: OperatorCall, labels: Tensor) -> list[Tensor]:
         else argument
         for name, argument in call.arguments.items()
     }
-    arguments["self"] = labels.contiguous()
-    result = call.target(**arguments)
+    try:
+        result = call.target(**{**arguments, "self": labels})
+    except RuntimeError:  # a view that these strides do not allow
+        result = call.target(**{**arguments, "self": labels.contiguous()})
     return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _without_copies(labels: Tensor) -> Tensor:
+    """One index of each dimension that was expanded: labels need not be as large as activations."""
+    for dim, stride in enumerate(labels.stride()):
+        labels = labels if stride else labels.narrow(dim, 0, min(1, labels.shape[dim]))
+    return labels
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(state: PropagationState, call: OperatorCall) -> Value:
+    """Repeat dimensions of size 1, as for masks and grouped queries: a copy can be removed."""
+    (result,) = run_on_labels(state, call)
+    value: Value = call["self"]
+    rank = len(call.shape)
+    before = value.with_rank(rank).shape
+    copies = []
+    for dim, size in enumerate(call.shape):
+        if dim > 0 and before[dim] == 1 < size:
+            labels = state.labels.fresh(size)
+            state.labels.mark_zero_lost(labels)
+            sizes = [-1 if d == dim else 1 for d in range(rank)]
+            copies.append(Component(labels.reshape(sizes), copies=True))
+    return replace(result, components=(*result.components, *copies))
 
 
 @rule("pixel_shuffle")
