@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -11,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hardconcrete as hc
 from tests.gating.networks import Net
-from tests.processes import join_pair
+from tests.processes import join_group, leave_group
 
 LAM, DECAY = 0.01, 0.1
 
@@ -45,7 +44,7 @@ def loss_of_rank(gated: torch.nn.Module, penalty: hc.L0Penalty, rank: int) -> to
 
 def distributed_gradients(rank: int, folder: Path) -> None:
     """Two steps of data parallel training on one of two processes; answers with the gradients."""
-    join_pair(rank, folder)
+    join_group(rank, folder)
     gated = make_gated()
     penalty = hc.L0Penalty(gated, LAM, weight_decay=DECAY)
     parallel = DistributedDataParallel(gated)
@@ -54,9 +53,7 @@ def distributed_gradients(rank: int, folder: Path) -> None:
         parallel.zero_grad()
         loss_of_rank(parallel, penalty, rank).backward()
         found.append({name: p.grad.clone() for name, p in gated.named_parameters()})
-    torch.save(found, folder / f"rank{rank}.pt")
-    dist.barrier()  # a rank that leaves early takes the connection of the other with it
-    dist.destroy_process_group()
+    leave_group(found, rank, folder)
 
 
 def found_gates() -> hc.GatedModel:
@@ -72,10 +69,7 @@ def found_step(_: int, gated: hc.GatedModel, answer: Path) -> None:
 
 def fully_sharded_step(rank: int, folder: Path) -> None:
     """Two steps with sharded weights and two without; the gates are whole in every process."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=1
-    )
+    join_group(rank, folder, world_size=1)
     answers = []
     for sharded in (True, False):
         gated = make_gated()
@@ -95,5 +89,4 @@ def fully_sharded_step(rank: int, folder: Path) -> None:
         outputs.append(gated.eval()(examples(0)))
         state = get_model_state_dict(gated, options=StateDictOptions(full_state_dict=True))
         answers.append({**state, "outputs": torch.stack(outputs).detach()})
-    torch.save(answers, folder / "rank0.pt")
-    dist.destroy_process_group()
+    leave_group(answers, rank, folder, world_size=1)

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hardconcrete as hc
-from tests.processes import join_pair
+from tests.processes import join_group, leave_group
 
 STEPS = 30
 
@@ -23,7 +22,7 @@ def make_budget() -> hc.Budget:
 
 def distributed_budget(rank: int, folder: Path) -> None:
     """Data parallel training on one of two processes; answers with the open gates."""
-    join_pair(rank, folder)
+    join_group(rank, folder)
     budget = make_budget()
     gated = budget.gated
     parallel = DistributedDataParallel(gated)
@@ -35,6 +34,4 @@ def distributed_budget(rank: int, folder: Path) -> None:
         ((parallel(x) - x[:, :2].abs()).square().mean() + budget()).backward()
         optimizer.step()
         budget.step()
-    torch.save((gated.gates.readout().detach(), budget.delivered()), folder / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_group((gated.gates.readout().detach(), budget.delivered()), rank, folder)
