@@ -10,9 +10,11 @@ def text(batch: int, length: int) -> torch.Tensor:
     return torch.randint(65, (batch, length))
 
 
-def test_feed_forward_widths_are_found() -> None:
+def test_heads_and_feed_forward_widths_are_found() -> None:
     found = hc.find_groups(CharTransformer(65), text(2, 128))
-    assert {g.name: g.units for g in found} == {f"blocks.{k}.widen": 512 for k in range(4)}
+    names = {"attention": 4, "widen": 512}
+    expected = {f"blocks.{k}.{name}": units for k in range(4) for name, units in names.items()}
+    assert {g.name: g.units for g in found} == expected
     assert [str(axis) for axis in found["blocks.2.widen"].gated] == ["blocks.2.narrow.weight[1]"]
 
 
