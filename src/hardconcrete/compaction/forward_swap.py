@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import nn
 
-LayerForward = Callable[..., Any]
+SwappedForward = Callable[..., Any]
 """A forward of a layer, with the layer as its first argument."""
 
 
-def swap_forward(module: nn.Module, prefix: str, forward: LayerForward) -> None:
+def swap_forward(module: nn.Module, prefix: str, forward: SwappedForward) -> None:
     """Give a module another forward, in place. Copies and pickles keep it."""
     kind: Any = type(module)
     module.__class__ = _subclass(kind, prefix, forward)
 
 
 @cache
-def _subclass(base: Any, prefix: str, forward: LayerForward) -> Any:
+def _subclass(base: Any, prefix: str, forward: SwappedForward) -> Any:
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG001
         return _revive, (base, prefix, forward), self.__getstate__()
 
@@ -26,7 +26,7 @@ def _subclass(base: Any, prefix: str, forward: LayerForward) -> Any:
     return type(f"{prefix}{base.__name__}", (base,), members)
 
 
-def _revive(base: Any, prefix: str, forward: LayerForward) -> nn.Module:
+def _revive(base: Any, prefix: str, forward: SwappedForward) -> nn.Module:
     kind: Any = _subclass(base, prefix, forward)
     made: nn.Module = kind.__new__(kind)
     return made
