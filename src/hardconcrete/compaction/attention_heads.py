@@ -104,9 +104,9 @@ def _attend(
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=hint)
     output = F.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
     if not need_weights:
-        return _as_given(self, output, batched), None
+        return _input_layout(self, output, batched), None
     weights = weights.mean(1) if average_attn_weights else weights
-    return _as_given(self, output, batched), weights if batched else weights.squeeze(0)
+    return _input_layout(self, output, batched), weights if batched else weights.squeeze(0)
 
 
 def _batch_first(module: Any, tensor: Tensor, batched: bool) -> Tensor:
@@ -115,7 +115,7 @@ def _batch_first(module: Any, tensor: Tensor, batched: bool) -> Tensor:
     return tensor if module.batch_first else tensor.transpose(0, 1)
 
 
-def _as_given(module: Any, output: Tensor, batched: bool) -> Tensor:
+def _input_layout(module: Any, output: Tensor, batched: bool) -> Tensor:
     if not batched:
         return output.squeeze(0)
     return output if module.batch_first else output.transpose(0, 1)

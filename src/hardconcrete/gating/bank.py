@@ -40,12 +40,12 @@ class GateBank(nn.Module):
     pickle or a state_dict.
 
     The parameters of the gates are attributes of the bank under the names that the family gives
-    them, such as ``log_alpha``.
+    them.
 
     Args:
         parameters: the first parameters, as ``Sparsifier.start`` gives them.
         sizes: the number of gates of each group.
-        gate: a ``Sparsifier``, or what turns ``log_alpha`` into a ``Rectified``.
+        gate: a ``Sparsifier``, or a function that ``RectifiedGates`` takes.
         rule: of the readout.
 
     Attributes:
@@ -65,7 +65,7 @@ class GateBank(nn.Module):
     """
 
     family: Sparsifier
-    log_alpha: nn.Parameter  # of rectified gates
+    log_alpha: nn.Parameter  # typed for you; only rectified gates have it
     generator: torch.Generator | None
     held: Held | None
     draws: Draws
@@ -174,7 +174,7 @@ class GateBank(nn.Module):
     def distribution(self) -> Rectified:
         """q(z | phi) of every gate, of a family of rectified gates."""
         if self.gate is HardConcrete:  # a check of values would wait for the device on each step
-            return HardConcrete(self.log_alpha, validate_args=False)
+            return HardConcrete(self.location, validate_args=False)
         if not isinstance(self.family, RectifiedGates):
             raise GateError(
                 f"{type(self.family).__name__} gates have no Rectified distribution: ask the bank "
@@ -185,7 +185,7 @@ class GateBank(nn.Module):
     def open_probability(self) -> Tensor:
         """P(open) of every gate."""
         if self.gate is HardConcrete:
-            return _open(self.log_alpha)
+            return _open(self.location)
         return self.family.open_probability(self.gate_parameters())
 
     def mean(self) -> Tensor:
@@ -210,7 +210,7 @@ class GateBank(nn.Module):
         if self.measured:
             return self._zero_or_one().expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
-            return _sample(self.log_alpha, shape)
+            return _sample(self.location, shape)
         return self.family.sample(self.gate_parameters(), shape, self.generator)
 
     def _zero_or_one(self) -> Tensor:
@@ -309,13 +309,13 @@ class GateBank(nn.Module):
 
 
 @in_graph
-def _sample(log_alpha: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return HardConcrete(log_alpha, validate_args=False).rsample(shape)
+def _sample(location: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return HardConcrete(location, validate_args=False).rsample(shape)
 
 
 @in_graph
-def _open(log_alpha: Tensor) -> Tensor:
-    return HardConcrete(log_alpha, validate_args=False).open_probability
+def _open(location: Tensor) -> Tensor:
+    return HardConcrete(location, validate_args=False).open_probability
 
 
 class Holding:

@@ -55,10 +55,10 @@ class Reach:
 
     Args:
         group: its name.
-        start: the mean log_alpha now.
-        end: the mean log_alpha at the end of the run, if only the penalty moves the gates. Under a
+        start: the mean location of the gates now.
+        end: their mean location at the end of the run, if only the penalty moves the gates. Under a
             budget, which releases gates when it is met, the mean of each gate's lowest.
-        shut_below: the readout closes a gate below this log_alpha.
+        shut_below: the readout closes a gate below this location.
         shut: the number of gates that are closed at the end.
         already: the number of gates that are closed now.
         gates: the number of gates in the group.
@@ -127,7 +127,7 @@ def check_run(
     if edge.isneginf().any():
         _warn(
             f"this run cannot prune: the readout {bank.rule!r} closes no gate, however small its "
-            "log_alpha; attach the gates with readout='paper' or 'median'"
+            f"{bank.family.location}; attach the gates with readout='paper' or 'median'"
         )
     if not isinstance(penalty, L0Penalty):
         return _check_budget(penalty, rule, steps, factor, edge)
@@ -317,7 +317,7 @@ def _why_not_simulated(bank: GateBank, optimizer: Optimizer) -> str:
 
 
 def _shut_below(bank: GateBank) -> Tensor:
-    """For each gate, the largest log_alpha at which the readout closes it; -inf if none."""
+    """For each gate, the largest location at which the readout closes it; -inf if none."""
     like = bank.location.detach()
 
     def is_open(location: Tensor) -> Tensor:
@@ -405,11 +405,11 @@ def _farthest_from_closed(reaches: list[Reach]) -> Reach:
 def _cannot_prune(stuck: list[Reach], groups: int, run: _Run, optimizer: str) -> str:
     worst = _farthest_from_closed(stuck)
     groups_in_words = stuck[0].group if groups == 1 else f"{len(stuck)} of {groups} groups"
-    cures = _cures(run)
+    cures, location = _cures(run), run.penalty.gated.gates.family.location
     cure = f"What would do: {', or '.join(cures)}" if cures else "No lambda or rate would do"
     return (
         f"this run cannot prune {groups_in_words}: in {run.steps:,} steps of {optimizer} the "
-        f"penalty alone takes log_alpha of {worst.group} from {worst.start:.2f} to "
+        f"penalty alone takes {location} of {worst.group} from {worst.start:.2f} to "
         f"{worst.end:.2f}, and a gate is closed below {worst.shut_below:.2f}. {cure}."
         f"{_about_decay(run.rule)}"
     )

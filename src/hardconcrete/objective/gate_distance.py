@@ -1,8 +1,9 @@
 """How far a penalty alone moves the gates, by simulating the optimizer on its gradient.
 
 Only the penalty moves the gate of a unit that the task does not need. Under plain SGD with momentum
-m, log_alpha falls by (lr / (1 - m)) lambda |g| dP(open)/dlog_alpha in a step, and that derivative
-is at most 1/4. Under Adam it falls by about lr, whatever the size of the gradient.
+m, the location of a gate falls by (lr / (1 - m)) lambda |g| dP(open)/dlocation in a step. For hard
+concrete gates that derivative is at most 1/4. Under Adam the location falls by about lr, whatever
+the size of the gradient.
 """
 
 import math
@@ -43,7 +44,7 @@ class UpdateRule:
         beta2: Adam's decay rate of the mean squared gradient.
         eps: added to the root mean square.
         rectified: whether early steps are shortened, as in RAdam.
-        weight_decay: of the gates. It pulls log_alpha to 0, where a gate is half open.
+        weight_decay: of the gates. It pulls locations to 0, where a gate is half open.
         decoupled: whether weight decay is added after the division, as in AdamW.
     """
 

@@ -49,8 +49,8 @@ class ImportanceBudget(Budget, by="importance"):
        structure. ``shrink(gated, optimizer)`` cuts the closed units out, and each step gets faster.
 
     All gates are 0 or 1 in training. From its first step on the budget writes the parameters of the
-    gates itself, ``gated.gates.log_alpha`` by default. It needs no learning rate and adds nothing
-    to the loss. A step with infinite or NaN gradients is not measured.
+    gates itself. It needs no learning rate and adds nothing to the loss. A step with infinite or
+    NaN gradients is not measured.
 
     Of several limits, the one that is exceeded most decides which units are closed.
     """
