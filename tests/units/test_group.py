@@ -111,7 +111,7 @@ def test_nested_inputs_and_outputs() -> None:
     layers = {"inp": nn.Linear(6, 12), "a": nn.Linear(12, 4), "b": nn.Linear(12, 3)}
     model = Network(forward, **layers)
     inputs = {"pair": (torch.zeros(2, 6), torch.zeros(2, 1))}
-    found = hc.find_groups(model, inputs)
+    found = hc.find_groups(model, (inputs,))
     assert found.names == ()  # the sum over all units is an output
     assert any("sum reads all of them" in str(entry) for entry in found.fixed)
 

@@ -48,8 +48,8 @@ def compact(
 
     Args:
         model: what ``attach_gates`` returned, or any module that ``find_groups`` can trace.
-        example_inputs: for a plain model, a tensor or a tuple of positional inputs that the model
-            can be called with. Leave it out for a gated model.
+        example_inputs: for a plain model, a tensor, a tuple of positional inputs, or a mapping of
+            keyword inputs that the model can be called with. Leave it out for a gated model.
         kwargs: keyword inputs of the same call.
         keep: which units stay, by name of the group (see ``find_groups`` or ``gated.groups``). The
             units are a mask of bools, or the indices of those that stay. Groups that you do not
@@ -123,10 +123,9 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
             f"compact takes what attach_gates returned, not a {type(model).__name__}; for a plain "
             "model pass example inputs and a mask, compact(model, x, keep={'conv1': [0, 2, 3]})"
         )
-    elif example_inputs is None:
+    elif example_inputs is None and kwargs is None:
         raise ArgumentError(
-            "compact traces a plain model and verifies the small one: pass example_inputs, or () "
-            "with kwargs"
+            "compact traces a plain model and verifies the small one: pass example_inputs or kwargs"
         )
 
 
@@ -198,13 +197,14 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
-    """The plan as a module, with new values of attributes, and as a graph."""
+    """The plan as a module, with new values of attributes, and as a graph for any size or one."""
     if form != "graph":
         yield replace(plan, form="module")
         for guess in size_guesses(plan, plain):
             yield replace(plan, form="module", attributes={**plan.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")
+        yield replace(plan, form="graph", fixed_sizes=True)
 
 
 def _attempt(

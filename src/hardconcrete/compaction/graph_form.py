@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from hardconcrete.compaction.input_sizes import refuse_other_sizes_in
 from hardconcrete.compaction.kept_sizes import kept_indices, size_after_cuts
 from hardconcrete.compaction.module_form import fold
 from hardconcrete.errors import CompactionError
@@ -20,7 +21,7 @@ from hardconcrete.graph.propagate import (
     operator_name,
     propagate,
 )
-from hardconcrete.graph.trace import trace
+from hardconcrete.graph.trace import Sizes, trace
 from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import Relations
@@ -41,7 +42,9 @@ class _Specs:
 
 
 class CompactedGraph(nn.Module):
-    """A traced model with smaller tensors under their old names, for any batch size.
+    """A traced model with smaller tensors under their old names, for any batch size and length.
+
+    A size that is a constant in the graph is checked: inputs of another one are refused.
 
     ``train()`` and ``eval()`` apply to the model as a whole: a layer cannot stay in evaluation mode
     inside a model in training. Save it with ``hc.save``; it cannot be pickled.
@@ -100,10 +103,11 @@ def cut_graph(plan: "CompactionPlan", model: nn.Module, example: ExampleInputs) 
     dense = copy.deepcopy(model)
     small = CompactedGraph(dense)
     named = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
-    graphs = {False: trace(dense, *example, any_batch=True)}
+    sizes: Sizes = "any batch" if plan.fixed_sizes else "any"
+    graphs = {False: trace(dense, *example, sizes=sizes)}
     read = _rewrite(plan, dense, graphs[False], small)
     try:
-        graphs[True] = trace(dense, *example, training=True, any_batch=True)
+        graphs[True] = trace(dense, *example, training=True, sizes=sizes)
         _rewrite(plan, dense, graphs[True], small, read)
     except Exception:  # without a graph in training mode, this one is for inference
         graphs.pop(True, None)
@@ -228,6 +232,7 @@ class _Rewriter:
                 self._refuse_cuts_inside(node)
             self._rewrite(node, name)
         self._select_inputs()
+        refuse_other_sizes_in(self.graph)
         self.graph.graph.lint()
         self.graph.recompile()
 
@@ -272,6 +277,10 @@ class _Rewriter:
     def _value(self, node: fx.Node) -> Value:
         return self.found.values[node]  # type: ignore[no-any-return]
 
+    def _loses(self, node: fx.Node, dim: int) -> bool:
+        """Whether a dimension loses indices. Other dimensions may have symbolic sizes."""
+        return not kept_indices(self.liveness, self._value(node), dim).all()
+
     def _sizes(self, node: fx.Node, argument: str) -> None:
         """Replace the constants in the shape of a result."""
         result = self._value(node)
@@ -301,6 +310,8 @@ class _Rewriter:
         source: Any = get(node, "self")
         rank = len(self._value(source).shape)
         dim = get(node, "dim") % rank
+        if not self._loses(source, dim):
+            return
         sizes = [size_after_cuts(self.liveness, piece, dim) for piece in pieces]
         node.target = torch.ops.aten.split_with_sizes.default
         node.args, node.kwargs = (source, sizes, dim), {}
@@ -309,7 +320,7 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
-        if not value.components_along(dim):
+        if not self._loses(source, dim):
             return
         size, start = value.shape[dim], get(node, "start") or 0
         if name == "narrow":
@@ -339,6 +350,8 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
+        if not self._loses(source, dim):
+            return
         kept = kept_indices(self.liveness, value, dim)
         index = get(node, "index") % value.shape[dim]
         put(node, "index", int(kept[:index].sum()))
@@ -348,7 +361,7 @@ class _Rewriter:
         pads = list(get(node, "pad"))
         for k in range(0, len(pads), 2):
             dim = len(result.shape) - 1 - k // 2
-            if result.components_along(dim):
+            if self._loses(node, dim):
                 kept = kept_indices(self.liveness, result, dim)
                 pads[k], pads[k + 1] = (
                     int(kept[: pads[k]].sum()),

@@ -76,6 +76,8 @@ class CompactionPlan:
         kept_inputs: for each module whose inputs the caller selects, the indices among the
             flattened features of the model's input.
         modules: a digest of the classes of all modules of the dense model.
+        fixed_sizes: whether the graph form takes the sizes of the example inputs only, at any batch
+            size.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -100,9 +102,10 @@ class CompactionPlan:
     inputs: Any = None
     kept_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     modules: str = ""
+    fixed_sizes: bool = False
 
     def __str__(self) -> str:
-        lines = [f"{self.model}, as {self.form}"]
+        lines = [f"{self.model}, as {self.form}{' for one size' if self.fixed_sizes else ''}"]
         lines += [f"{name}: {len(kept.kept)} of {kept.units}" for name, kept in self.groups.items()]
         lines += [f"{name}: selects {len(kept)} inputs" for name, kept in self.selections.items()]
         lines += [
@@ -142,6 +145,7 @@ class CompactionPlan:
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
+            content.get("fixed_sizes", False),
         )
 
     @staticmethod

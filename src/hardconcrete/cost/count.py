@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
@@ -117,7 +118,7 @@ class Count:
         return text + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
 
 
-def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Count:
+def count(model: nn.Module, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Count:
     """Count parameters, multiply-adds and bytes of one forward, in evaluation mode.
 
     The model does not change: mode, buffers, hooks and random state stay as they are. Its hooks
@@ -125,7 +126,8 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
 
     Args:
         model: any plain module, on any device, including the meta device.
-        inputs: a tensor, or a tuple of positional inputs. The count is for these.
+        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. The count
+            is for these.
         kwargs: keyword inputs of the same call.
 
     Example:
@@ -136,8 +138,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
         (608, 5400)
     """
     _check(model)
-    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    keywords = dict(kwargs or {})
+    args, keywords = as_inputs(inputs, kwargs)
     with torch.inference_mode(False):  # it decomposes fewer operators
         tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
     parameters, buffers = list(model.parameters()), list(model.buffers())

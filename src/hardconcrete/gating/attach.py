@@ -19,8 +19,8 @@ from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
 from hardconcrete.gating.sites import Site
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode
-from hardconcrete.graph.trace import as_args
 from hardconcrete.sparsifiers import as_sparsifier
 from hardconcrete.units import Group
 
@@ -36,7 +36,7 @@ Sample = Literal["batch", "example"]
 @torch.inference_mode(False)  # gates learn, wherever they were attached
 def attach_gates(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     sites: str | Sequence[Site | str] = "auto",
@@ -52,7 +52,8 @@ def attach_gates(
 
     Args:
         model: any module; it stays the same object, with the same parameters.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a
+            dict, a ``BatchEncoding``) that the model can be called with.
         kwargs: keyword inputs of the same call.
         sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates the weights
             that read them. Or a list of ``Site``s and shorthands, such as
@@ -88,19 +89,19 @@ def attach_gates(
         torch.Size([7])
     """
     _check_arguments(model, sample)
-    args = as_args(example_inputs)
-    selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    args, keywords = as_inputs(example_inputs, kwargs)
+    selected = select_groups(model, args, keywords, sites, Patterns.of(include, exclude))
     bank = _bank(model, selected, droprate, gate, readout)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
         _refuse_without_activation(placed, bank)
-    gated = GatedModel(model, bank, selected, sample, (args, dict(kwargs or {})))
+    gated = GatedModel(model, bank, selected, sample, (args, keywords))
     gated.training = model.training
     try:
         for module, multipliers in placed.items():
             swap(module, ModuleGates(bank, tuple(multipliers)))
-        _probe(gated, args, kwargs or {})
+        _probe(gated, args, keywords)
     except BaseException:
         remove_gates(gated)
         raise

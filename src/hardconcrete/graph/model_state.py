@@ -55,6 +55,23 @@ def no_fast_path() -> Iterator[None]:
 
 
 @contextmanager
+def no_cache(model: nn.Module) -> Iterator[None]:
+    """Let a model return no cache of earlier inputs, where a configuration has ``use_cache``.
+
+    The tensors of a cache would count as outputs, which keep their sizes.
+    """
+    configs = {id(c): c for module in model.modules() if (c := vars(module).get("config"))}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
+
+
+@contextmanager
 def random_state_kept() -> Iterator[None]:
     """Restore the random state afterwards."""
     initialized = torch.cuda.is_initialized()

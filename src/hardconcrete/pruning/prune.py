@@ -59,7 +59,8 @@ def prune(
 
     Args:
         model: any module that ``find_groups`` can trace.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs that
+            the model can be called with. None if all are in ``kwargs``.
         batches: an iterable of your batches, for example a ``DataLoader``. The first ones are
             kept, until they hold ``examples``. They may be training data.
         loss: calls the model on a batch and returns a scalar.

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.fingerprint import fingerprint, fingerprint_of_inputs
 from hardconcrete.graph.propagate import LabelledGraph, concrete_shape, propagate
-from hardconcrete.graph.trace import as_args, trace
+from hardconcrete.graph.trace import trace
 from hardconcrete.units.group import Group
 from hardconcrete.units.grouping import Fixed, Grouping
 from hardconcrete.units.relations import Relations
@@ -129,7 +130,7 @@ def _branch(group: Group, head: str, indent: str) -> list[str]:
 
 def find_groups(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     input_features: bool = False,
@@ -141,7 +142,8 @@ def find_groups(
 
     Args:
         model: any module that can be traced, also on meta tensors.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a
+            dict, a ``BatchEncoding``) that the model can be called with.
         kwargs: keyword inputs of the same call.
         input_features: count dimension 1 of the model's inputs as units, too.
 
@@ -152,7 +154,8 @@ def find_groups(
         >>> [(group.name, group.units) for group in found]
         [('0', 3)]
     """
-    return analyze(model, as_args(example_inputs), kwargs, input_features=input_features)
+    args, keywords = as_inputs(example_inputs, kwargs)
+    return analyze(model, args, keywords, input_features=input_features)
 
 
 _latest: tuple["weakref.ref[nn.Module]", bool, Analysis] | None = None
