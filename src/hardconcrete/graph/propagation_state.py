@@ -132,7 +132,8 @@ class PropagationState:
                 self.labels.fix(labels, self.reason(text))
                 why = why or f"{text} ({self.reason(text).operator})"
             else:
-                parts.append(replace(part, labels=labels))
+                smaller = labels.numel() < part.labels.numel()
+                parts.append(replace(part, labels=labels.clone() if smaller else labels))
         return replace(value, components=tuple(parts), why_rigid=why)
 
     def make_sliceable(self, value: Value) -> Value:

@@ -105,10 +105,8 @@ def _mapping_hint(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     try:
         inspect.signature(model.forward).bind(*args, **kwargs)
     except TypeError:
-        mapping = kwargs and not args
-        return (
-            ". For a model that takes one mapping pass it in a tuple, (batch,)" if mapping else ""
-        )
+        if kwargs and not args:
+            return ". For a model that takes one mapping pass it in a tuple, (batch,)"
     return ""
 
 

@@ -45,9 +45,9 @@ def measure(
     Args:
         before: the model to compare with.
         after: the smaller model, on the same device.
-        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. Tensors with the length of the first
-            one have a row per example. They are cut or repeated along dimension 0 to the batch
-            sizes.
+        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. Tensors with
+            the length of the first one have a row per example. They are cut or repeated along
+            dimension 0 to the batch sizes.
         kwargs: keyword inputs of the same call.
         batches: batch sizes to time. The counts are of one example.
         repeats: timed calls of each model, at each batch size.
