@@ -1,6 +1,5 @@
 """Compaction: plan, apply, verify."""
 
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.verify import difference, first_difference, in_one_line
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.graph.model_state import detached_copy
 from hardconcrete.importance.batches import Loss
 from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
 
@@ -166,7 +166,7 @@ def cut_and_verify(
     dense = dense_model(gated)
     plain = plain_copy(dense)
     plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
-    reference = copy.deepcopy(gated)
+    reference: Any = detached_copy(gated, gated.parameters())
     failures = []
     with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):

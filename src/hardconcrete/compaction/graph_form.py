@@ -1,6 +1,5 @@
 """The graph form: the traced graph, with its sizes computed again for the kept units."""
 
-import copy
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from hardconcrete.compaction.input_sizes import refuse_other_sizes_in
 from hardconcrete.compaction.kept_sizes import kept_indices, size_after_cuts
-from hardconcrete.compaction.module_form import fold
+from hardconcrete.compaction.module_form import copied_for_cuts, fold
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.propagate import (
@@ -100,7 +99,12 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def cut_graph(plan: "CompactionPlan", model: nn.Module, example: ExampleInputs) -> nn.Module:
     """The graph of a dense model, cut and scaled."""
-    dense = copy.deepcopy(model)
+    with copied_for_cuts(model) as dense:
+        return _cut_graph(plan, dense, example)
+
+
+def _cut_graph(plan: "CompactionPlan", dense: nn.Module, example: ExampleInputs) -> nn.Module:
+    """The graph of a model. Its parameters become the cut ones."""
     small = CompactedGraph(dense)
     named = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
     sizes: Sizes = "any batch" if plan.fixed_sizes else "any"

@@ -1,7 +1,8 @@
 """The module form: your own classes with smaller tensors, and attributes that match them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +31,24 @@ def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
 
 def cut_copy(plan: "CompactionPlan", model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
-    small = copy.deepcopy(model)
-    cut_module(plan, small)
+    with copied_for_cuts(model) as small:
+        cut_module(plan, small)
     return small
+
+
+@contextmanager
+def copied_for_cuts(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy of a model that is about to be cut. What was not cut is copied at the end.
+
+    So there is never a second model of the dense size.
+    """
+    parameters = [*model.parameters()]
+    copies: list[Any] = [type(each)(each.data, each.requires_grad) for each in parameters]
+    pairs = [*zip(parameters, copies, strict=True)]
+    yield copy.deepcopy(model, {id(before): after for before, after in pairs})
+    for before, after in pairs:
+        if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
+            after.data = after.data.clone()
 
 
 def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:

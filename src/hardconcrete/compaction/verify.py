@@ -1,6 +1,6 @@
 """Verification: the outputs of a small model against those of the model it was made from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -20,6 +20,9 @@ RELATIVE_TOLERANCE = {
     torch.bfloat16: 5e-2,
 }
 """The largest difference, as a fraction of the output's scale, by the coarsest type in use."""
+
+ENTRIES_AT_ONCE = 1 << 20
+"""So many entries are compared at once, in float64."""
 
 DEFAULT_TOLERANCE = 1e-5
 """The same for models without a floating-point type."""
@@ -86,8 +89,9 @@ def tolerance_of(model: nn.Module, inputs: ExampleInputs) -> float:
     outputs of the layers show the type of the computation.
     """
     tensors = [*model.parameters(), *model.buffers(), *tree_leaves(inputs)]
-    tensors += _layer_outputs(model, inputs).values()
-    types = {t.dtype for t in tensors if isinstance(t, Tensor)} & RELATIVE_TOLERANCE.keys()
+    types = {t.dtype for t in tensors if isinstance(t, Tensor)}
+    types |= {*_layer_outputs(model, inputs, lambda output: output.dtype).values()}
+    types &= RELATIVE_TOLERANCE.keys()
     return max((RELATIVE_TOLERANCE[dtype] for dtype in types), default=DEFAULT_TOLERANCE)
 
 
@@ -99,14 +103,15 @@ def _relative_difference(expected: Tensor, actual: Tensor) -> float:
         expected, actual = torch.view_as_real(expected), torch.view_as_real(actual)
     if not expected.is_floating_point():
         return 0.0 if torch.equal(expected, actual) else float("inf")
-    same = (expected == actual) | (expected.isnan() & actual.isnan())
-    a, b = expected[~same].double(), actual[~same].double()
-    if not a.numel():
-        return 0.0
-    finite = expected[expected.isfinite()].double()
-    scale = max(float(finite.abs().max()) if finite.numel() else 0.0, 1e-12)
-    gap = float((a - b).abs().max())
-    gap = float("inf") if gap != gap else gap
+    scale, gap = 1e-12, 0.0
+    parts = (t.flatten().split(ENTRIES_AT_ONCE) for t in (expected, actual))
+    for a, b in ((a.double(), b.double()) for a, b in zip(*parts, strict=True)):
+        finite = a[a.isfinite()]
+        scale = max(scale, float(finite.abs().max()) if finite.numel() else 0.0)
+        differ = (a != b) & ~(a.isnan() & b.isnan())
+        if differ.any():
+            worst = float((a - b)[differ].abs().max())
+            gap = max(gap, float("inf") if worst != worst else worst)
     return gap / scale
 
 
@@ -168,8 +173,10 @@ def in_one_line(error: Exception) -> str:
 
 def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> str:
     """The first layer, in the order of execution, whose output of the same shape differs."""
-    expected, tolerance = _layer_outputs(reference, inputs), tolerance_of(reference, inputs)
-    actual = _layer_outputs(small, inputs)
+    tolerance = tolerance_of(reference, inputs)
+    expected, actual = (
+        _layer_outputs(model, inputs, Tensor.detach) for model in (reference, small)
+    )
     if not actual:
         return "a graph has no layers to look into"
     for path, output in expected.items():
@@ -181,15 +188,17 @@ def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInpu
     return "no single layer of the same shape differs before the output"
 
 
-def _layer_outputs(model: nn.Module, inputs: ExampleInputs) -> dict[str, Tensor]:
-    """The first output of each layer; of a forward that fails, those before."""
-    outputs: dict[str, Tensor] = {}
+def _layer_outputs(
+    model: nn.Module, inputs: ExampleInputs, keep: Callable[[Tensor], Any]
+) -> dict[str, Any]:
+    """What to keep of the first output of each layer; of a forward that fails, of those before."""
+    outputs: dict[str, Any] = {}
     handles = []
     for path, module in model.named_modules():
 
         def record(_: Any, __: Any, output: Any, path: str = path) -> None:
             if isinstance(output, Tensor):
-                outputs.setdefault(path, output.detach())
+                outputs.setdefault(path, keep(output))
 
         if not list(module.children()):
             handles.append(module.register_forward_hook(record))

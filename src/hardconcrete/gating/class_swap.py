@@ -4,7 +4,6 @@ Reading a gated parameter of such a module gives the product with its gates. The
 state_dict and the parameters of the module do not change.
 """
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from hardconcrete.gating.activation_gates import (
 )
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.module_gates import KEY, ModuleGates
+from hardconcrete.graph.model_state import detached_copy
 
 
 def swap(module: nn.Module, gates: ModuleGates) -> None:
@@ -43,8 +43,8 @@ def restore_all(model: nn.Module) -> nn.Module:
 
 
 def plain_copy(gated: Any) -> nn.Module:
-    """A copy of the user's model, without gates."""
-    return restore_all(copy.deepcopy(gated).model)
+    """A copy of the user's model, without gates. It shares the parameters."""
+    return restore_all(detached_copy(gated, gated.parameters()).model)  # type: ignore[arg-type]
 
 
 def is_swapped(module: nn.Module) -> bool:
