@@ -174,9 +174,8 @@ def in_one_line(error: Exception) -> str:
 def first_difference(reference: nn.Module, small: nn.Module, inputs: ExampleInputs) -> str:
     """The first layer, in the order of execution, whose output of the same shape differs."""
     tolerance = tolerance_of(reference, inputs)
-    expected, actual = (
-        _layer_outputs(model, inputs, Tensor.detach) for model in (reference, small)
-    )
+    expected = _layer_outputs(reference, inputs, Tensor.detach)
+    actual = _layer_outputs(small, inputs, Tensor.detach)
     if not actual:
         return "a graph has no layers to look into"
     for path, output in expected.items():
