@@ -1,6 +1,7 @@
 """Other sizes of the inputs, such as another length: to verify a model with, or to refuse."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -74,7 +75,8 @@ def refuse_other_sizes_in(graph: fx.GraphModule) -> None:
         fixed = {dim: concrete(size) for dim, size in enumerate(shape) if dim and _is_fixed(size)}
         if fixed:
             with graph.graph.inserting_after(inputs[-1]):
-                graph.graph.call_function(refuse_other_sizes, (node, str(node.target), fixed))
+                arguments: Any = node, str(node.target), fixed
+                graph.graph.call_function(refuse_other_sizes, arguments)
 
 
 def _is_fixed(size: int | torch.SymInt) -> bool:
