@@ -164,7 +164,7 @@ def cut_and_verify(
 ) -> nn.Module:
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
-    plain = plain_copy(dense)
+    plain = plain_copy(dense, shared=dense.parameters())
     plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
     reference: Any = detached_copy(gated, gated.parameters())
     failures = []

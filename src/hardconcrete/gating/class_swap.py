@@ -4,6 +4,7 @@ Reading a gated parameter of such a module gives the product with its gates. The
 state_dict and the parameters of the module do not change.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -42,9 +43,10 @@ def restore_all(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_copy(gated: Any) -> nn.Module:
-    """A copy of the user's model, without gates. It shares the parameters."""
-    return restore_all(detached_copy(gated, gated.parameters()).model)  # type: ignore[arg-type]
+def plain_copy(gated: Any, *, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """A copy of the user's model, without gates. It has the shared parameters, too."""
+    copied: Any = detached_copy(gated, shared)
+    return restore_all(copied.model)
 
 
 def is_swapped(module: nn.Module) -> bool:
