@@ -69,15 +69,16 @@ def one_llama(name: str, length: int) -> dict[str, Any]:
         ids = torch.zeros(2, length, dtype=torch.int64)
     hc.find_groups(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.zeros(2, 2))  # imports
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.perf_counter(), time.process_time()
     found = hc.find_groups(model, ids)
-    seconds = time.perf_counter() - start
+    seconds, of_cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     above = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
     return {
         "model": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "length": length,
         "seconds": round(seconds, 2),
+        "cpu_seconds": round(of_cpu, 2),
         "above_gb": round(above, 3),
         "groups": len(found),
         "units": sum(group.units for group in found),
@@ -103,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--depth", type=int, help="only this one, as one line of JSON")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--llama", action="store_true", help="causal models at several lengths")
     parser.add_argument("--name", help="only this causal model, at --length")
     parser.add_argument("--length", type=int)
@@ -121,7 +123,7 @@ def main() -> None:
         command = [sys.executable, __file__, *options]
         runs = [
             json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-            for _ in range(REPEATS)
+            for _ in range(arguments.repeats)
         ]
         rows.append({**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)})
         print(json.dumps(rows[-1]), flush=True)
