@@ -89,7 +89,7 @@ class Run:
         if method in PEERS:
             return PEERS[method](self.dense, self.rows, size, self.seed)
         some = islice(batches(self.rows, self.seed), BATCHES_TO_PRUNE)
-        return hc.prune(self.dense, (), some, loss, kwargs=self.example, macs=size)
+        return hc.prune(self.dense, (), some, loss, kwargs=self.example, macs=size, stages=1)
 
     def by_budget(self, size: float, steps: int, distill: bool) -> nn.Module:
         """A budget that removes units while it trains."""

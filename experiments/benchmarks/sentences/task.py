@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 import hardconcrete as hc
 
@@ -18,6 +18,7 @@ Batch = dict[str, Tensor]
 Row = tuple[list[int], int]
 """Word pieces and the label."""
 
+TRAIN_ROWS, HELD_OUT_ROWS = 2000, 1000
 TRAIN_ROWS, HELD_OUT_ROWS = 2000, 1000
 BATCH, MAX_WORD_PIECES = 32, 64
 
@@ -54,10 +55,18 @@ def read(file: Path, tokenizer: Any) -> list[Row]:
     """Word pieces and label of every row."""
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [*csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)][1:]
-    pieces = tokenizer(
-        [row[0].strip() for row in rows], truncation=True, max_length=MAX_WORD_PIECES
-    )
-    return [*zip(pieces["input_ids"], (int(row[1]) for row in rows), strict=True)]
+    text = [row[0].strip() for row in rows]
+    pieces = tokenizer(text, truncation=True, max_length=MAX_WORD_PIECES)["input_ids"]
+    return [*zip(pieces, (int(row[1]) for row in rows), strict=True)]
+
+
+def load(encoder: Path, data: Path, seed: int, held_out: bool) -> tuple[list[Row], list[Row]]:
+    """The rows to train on, drawn by the seed; and to test on, dev or other training rows."""
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    rows = read(data / "train.tsv.gz", tokenizer)
+    random.Random(0).shuffle(rows)
+    test = rows[:HELD_OUT_ROWS] if held_out else read(data / "dev.tsv.gz", tokenizer)
+    return random.Random(seed).sample(rows[HELD_OUT_ROWS:], TRAIN_ROWS), test
 
 
 def collate(rows: list[Row]) -> Batch:
