@@ -60,7 +60,7 @@ class Run:
     def jobs(self) -> Iterator[tuple[str, float]]:
         """The dense model, then every method at every size."""
         yield "dense", 1.0
-        yield from ((method, size) for size, method in product(self.a.sizes, self.a.methods))
+        yield from product(self.a.methods, self.a.sizes)
 
     def run(self, method: str, size: float) -> None:
         """One job, with its lines: without training and with it, plain and with distillation."""
