@@ -34,8 +34,8 @@ from hardconcrete.report import environment
 
 DENSE_STEPS, STEPS = 200, 100
 DENSE_LR, LR, BUDGET_LR = 1e-4, 1e-4, 1e-4
-BATCHES_TO_PRUNE = 63
-"""All 2,000 training sentences."""
+BATCHES_TO_PRUNE = 32
+"""Of the training sentences."""
 
 METHODS = ("prune", "budget-100", "budget-200", *PEERS)
 
