@@ -1,1 +1,0 @@
-"""A character-level GPT: text, model, training."""
