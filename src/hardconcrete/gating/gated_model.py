@@ -286,8 +286,9 @@ class GatedModel(nn.Module):
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
-                attached with, as ``count`` does; ``"weight_bytes"``; ``"group_size"``, the
-                paper's uncoupled number of weights, |g| for each open gate; or ``"latency_ms"``,
+                attached with, as ``count`` does; ``"weight_bytes"``; ``"kv_bytes"``, keys and
+                values of attention for one token; ``"group_size"``, the paper's uncoupled number of
+                weights, |g| for each open gate; or ``"latency_ms"``,
                 milliseconds at the expected widths, from the table of ``measure_latency``.
 
         Example:
