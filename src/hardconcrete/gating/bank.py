@@ -25,9 +25,9 @@ Gate = MakeRectified | Sparsifier
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
 
-Held = tuple[Values | None, Tensor | None, Values | None]
+Held = tuple[Values | None, Tensor | None, Values | None, frozenset[int]]
 """What modules in training see, by group; the same in one tensor, unless compiled code has drawn
-it; what modules in evaluation see."""
+it; what modules in evaluation see; the groups whose drawn gates are all 1 for certain."""
 
 HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
@@ -59,7 +59,9 @@ class GateBank(nn.Module):
         held: the values that a call holds now.
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
-            one, training uses gates of 0 and 1: those that the readout opens are 1.
+            one, training uses the gates of ``mask``.
+        mask: 1 for the gates that a budget by importance keeps open, else 0; None without one. Its
+            memory stays the same, for CUDA graphs that read it.
         measuring: whether ``location`` then gets the gradient of the gates. It costs some time, and
             is not needed in every step; a CUDA graph that is captured always has it.
     """
@@ -81,6 +83,9 @@ class GateBank(nn.Module):
         self.rule = rule
         self.frozen = family.constant
         self.measured, self.measuring = 0, True
+        self.mask: Tensor | None = None
+        self._drawn_version = 0  # of the mask that the last call drew
+        self._open_groups: frozenset[int] = frozenset()
         self.learned: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -171,6 +176,40 @@ class GateBank(nn.Module):
         for name, values in self.family.certain(is_open).items():
             getattr(self, name).copy_(values)
 
+    @torch.no_grad()
+    def set_mask(self, is_open: Tensor) -> None:
+        """Draw these gates of 0 and 1 from now on, as a budget by importance wants it."""
+        if self.mask is None or self.mask.shape != is_open.shape:
+            self.mask = is_open.to(self.device, self.dtype)
+        else:
+            self.mask.copy_(is_open)
+        whole = torch.stack([part.all() for part in self.by_group(is_open)]).tolist()
+        self._open_groups = frozenset(k for k, is_whole in enumerate(whole) if is_whole)
+
+    def _mask(self) -> Tensor:
+        """The mask; by the readout, where ``shrink`` has removed units since."""
+        if self.mask is not None and len(self.mask) == self.count:
+            return self.mask
+        return self.is_open().to(self.dtype)
+
+    def open_groups(self) -> frozenset[int]:
+        """The groups whose gates are all 1 in the next draw, as far as the host knows.
+
+        Compiled code and CUDA graphs would keep that, so they do not ask.
+        """
+        known = self.measured and self.mask is not None and len(self.mask) == self.count
+        if not known or torch.compiler.is_compiling() or _is_capturing(self._first):
+            return frozenset()
+        return self._open_groups
+
+    def groups_at_one(self, training: bool) -> frozenset[int]:
+        """The groups whose gates in ``values(training)`` are all 1 for certain."""
+        if not training or not self.measured or torch.compiler.is_compiling():
+            return frozenset()
+        if in_backward():
+            return self.open_groups()
+        return self.held[3] if self.held else frozenset()
+
     def distribution(self) -> Rectified:
         """q(z | phi) of every gate, of a family of rectified gates."""
         if self.gate is HardConcrete:  # a check of values would wait for the device on each step
@@ -205,18 +244,19 @@ class GateBank(nn.Module):
 
     def draw(self, shape: tuple[int, ...] = ()) -> Tensor:
         """A sample of every gate, or the readout where the gates are frozen."""
-        if self.frozen:
-            return self.readout().detach().expand(*shape, -1)
         if self.measured:
             return self._zero_or_one().expand(*shape, -1)
+        if self.frozen:
+            return self.readout().detach().expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
             return _sample(self.location, shape)
         return self.family.sample(self.gate_parameters(), shape, self.generator)
 
     def _zero_or_one(self) -> Tensor:
-        """1 for each gate that the readout opens, else 0; as a draw."""
-        z = self.is_open().to(self.dtype)
-        if not torch.is_grad_enabled() or not (self.measuring or _is_capturing(z)):
+        """The mask as a draw."""
+        z = self._mask()
+        learns = torch.is_grad_enabled() and not self.frozen
+        if not learns or not (self.measuring or _is_capturing(z)):
             return z
         return z + (self.location - self.location.detach())  # zeros, with the slope of z
 
@@ -230,9 +270,27 @@ class GateBank(nn.Module):
             if frozen:
                 parameter.grad = None  # else an optimizer applies the last one again
 
-    def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
-        """A context in which modules in training see ``drawn``, and others see ``read``."""
-        return Holding(self, drawn, read)
+    def holding(
+        self,
+        drawn: Tensor | None,
+        read: Tensor | None,
+        at_one: frozenset[int] = frozenset(),
+    ) -> "Holding":
+        """A context in which modules in training see ``drawn``, and others see ``read``.
+
+        Of the groups ``at_one`` all drawn gates are 1.
+        """
+        return Holding(self, drawn, read, at_one)
+
+    def note_drawn(self, drawn: Tensor) -> bool:
+        """Remember what a call draws, and whether nothing need track it (see ``is_constant``)."""
+        if self.mask is not None and not in_backward():
+            self.__dict__["_drawn_version"] = self.mask._version
+        return self.is_constant(drawn)
+
+    def is_constant(self, drawn: Tensor) -> bool:
+        """Whether a draw is the same until the gates are written, so that nothing tracks it."""
+        return self.frozen or (bool(self.measured) and not drawn.requires_grad)
 
     def by_group(self, z: Tensor) -> Values:
         """One tensor per group. One split is faster than slices, which have a gradient each."""
@@ -240,13 +298,12 @@ class GateBank(nn.Module):
 
     def values(self, training: bool) -> Values:
         """The gates that a module multiplies with now: a draw in training, else the readout."""
-        drawn, outside, read = self.held or (None, None, None)
+        drawn, outside, read = self.held[:3] if self.held else (None, None, None)
         if not training or (drawn is None and read is not None):
             return self.by_group(self.readout()) if read is None else read
         compiling = torch.compiler.is_compiling()
         if not compiling and in_backward():
-            frozen = self.readout().detach() if self.frozen else None
-            return self.by_group(self.draws.recomputed(frozen))
+            return self.by_group(self.draws.recomputed(self._constant()))
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
@@ -262,13 +319,26 @@ class GateBank(nn.Module):
             self.draws.record_again()
         return drawn
 
+    def _constant(self) -> Tensor | None:
+        """The gates of all draws without gradients, if they are the same in each."""
+        if self.measured:
+            mask = self._mask()
+            if mask is self.mask and mask._version != self._drawn_version:
+                raise GateError(
+                    "a budget closed units between a forward and its recomputation in backward: "
+                    "call budget.step() after loss.backward() and optimizer.step()"
+                )
+            return mask
+        return self.readout().detach() if self.frozen else None
+
     def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
         """A draw that compiled code did not make, by group; ``drawn`` holds all groups."""
         exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
-        one = check_draw(drawn.detach(), self.draws.number, self.frozen, lost)
+        constant = self.is_constant(drawn)
+        one = check_draw(drawn.detach(), self.draws.number, constant, lost)
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -282,6 +352,7 @@ class GateBank(nn.Module):
         for name, values in self._history().items():
             setattr(self, name, values.to(self.device))
         self.tables[:] = [table.to(self.device) for table in self.tables]
+        self.mask = None if self.mask is None else self.mask.to(self.device)
         return self
 
     def _history(self) -> dict[str, Tensor]:
@@ -301,6 +372,8 @@ class GateBank(nn.Module):
             if prefix + name in rest:  # never in another precision, also where a state is assigned
                 rest[prefix + name] = rest[prefix + name].to(values.dtype)
         super()._load_from_state_dict(rest, prefix, *args)
+        if self.mask is not None:
+            self.set_mask(self.is_open())
         checks = state_dict.get(prefix + "checks")
         self.checks = None if checks is None else checks.to(self.device).clone()
 
@@ -325,8 +398,15 @@ class Holding:
     that a generator or the setter of modules reads, before each call.
     """
 
-    def __init__(self, bank: GateBank, drawn: Tensor | None, read: Tensor | None) -> None:
+    def __init__(
+        self,
+        bank: GateBank,
+        drawn: Tensor | None,
+        read: Tensor | None,
+        at_one: frozenset[int],
+    ) -> None:
         self._bank, self._drawn, self._read = bank, drawn, read
+        self._at_one = at_one
 
     def __enter__(self) -> None:
         bank, drawn, read = self._bank, self._drawn, self._read
@@ -334,11 +414,12 @@ class Holding:
         self._before = bank.held
         self._entered = None  # for ``leave``
         if drawn is not None and not compiling:
-            self._entered = bank.draws.enter(drawn, bank.frozen)
+            self._entered = bank.draws.enter(drawn, bank.note_drawn(drawn))
         held = (
             None if drawn is None else bank.by_group(drawn),
             None if compiling else drawn,
             None if read is None else bank.by_group(read),
+            self._at_one,
         )
         object.__setattr__(bank, "held", None if drawn is None and read is None else held)
 

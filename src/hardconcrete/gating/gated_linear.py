@@ -33,15 +33,13 @@ def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> T
 class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        gated = x * z
-        ctx.save_for_backward(x, gated, z, weight)
-        return F.linear(gated, weight, bias)
+        ctx.save_for_backward(x, z, weight)  # and not the product, which is as large as x
+        return F.linear(x * z, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, gated, z, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a saved product cannot be differentiated again
-            gated = x * z
+        x, z, weight = ctx.saved_tensors
+        gated = x * z
         of_x, of_z, of_weight, of_bias = ctx.needs_input_grad
         (dy,) = gradients
         rows, inputs = dy.flatten(0, -2), gated.flatten(0, -2)

@@ -134,7 +134,7 @@ class GatedModel(nn.Module):
         if not self.training:  # every module reads the gates itself: threads share no state
             return nullcontext()
         shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
-        return self.gates.holding(self.gates.draw(shape), None)
+        return self.gates.holding(self.gates.draw(shape), None, self.gates.open_groups())
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the example inputs, too: the model may be traced with them again."""
