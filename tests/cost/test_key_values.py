@@ -10,7 +10,7 @@ from hardconcrete.cost.key_values import KeyValues, key_values
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.units import analyze
 from hardconcrete.units.analysis import batch_of
-from tests.zoo import ZOO, gated_network
+from tests.zoo import ZOO
 from tests.zoo.attention import Attending, Expanded, Grouped, Latents
 
 BY_HAND = {

@@ -214,11 +214,11 @@ def _sizes(first: Tensor, second: Tensor, equation: str | None) -> tuple[tuple[i
     kept = equation.replace(" ", "").split("->")[1]
     sizes = {**dict(zip(left, one, strict=True)), **dict(zip(right, two, strict=True))}
     summed = {*left} & {*right} - {*kept}
-    outer = tuple(
+    of_one, of_two = (
         prod(sizes[each] for each in {*letters} - {*others} if each in kept)
         for letters, others in ((left, right), (right, left))
     )
-    return (outer[0], outer[1]), prod(sizes[each] for each in summed)
+    return (of_one, of_two), prod(sizes[each] for each in summed)
 
 
 def key_values(labelled: LabelledGraph) -> tuple[KeyValues, dict[int, Value]]:

@@ -88,8 +88,10 @@ def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
 def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gates of the input, weight and bias times their gates, gates of the output."""
     gates: ModuleGates = getattr(module, KEY)
-    values, at_one = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if module.training and gates.bank.can_be_left_out(gates.groups):
+        return None, weight, bias, None
+    values, at_one = gates.values(module, "weight", "bias")
     on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
     inner = gates.inner if on_activations else None
     outer = gates.outer if on_activations else ()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.gating.budget_mask import BudgetMask
 from hardconcrete.gating.checkpointing import (
     Draws,
     in_backward,
@@ -59,9 +60,8 @@ class GateBank(nn.Module):
         held: the values that a call holds now.
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
-            one, training uses the gates of ``mask``.
-        mask: 1 for the gates that a budget by importance keeps open, else 0; None without one. Its
-            memory stays the same, for CUDA graphs that read it.
+            one, training uses the gates of ``budget_mask``.
+        budget_mask: the gates with which a budget by importance trains; None without one.
         measuring: whether ``location`` then gets the gradient of the gates. It costs some time, and
             is not needed in every step; a CUDA graph that is captured always has it.
     """
@@ -83,9 +83,7 @@ class GateBank(nn.Module):
         self.rule = rule
         self.frozen = family.constant
         self.measured, self.measuring = 0, True
-        self.mask: Tensor | None = None
-        self._drawn_version = 0  # of the mask that the last call drew
-        self._open_groups: frozenset[int] = frozenset()
+        self.budget_mask: BudgetMask | None = None
         self.learned: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -176,31 +174,39 @@ class GateBank(nn.Module):
         for name, values in self.family.certain(is_open).items():
             getattr(self, name).copy_(values)
 
-    @torch.no_grad()
-    def set_mask(self, is_open: Tensor) -> None:
+    def set_budget_mask(self, is_open: Tensor) -> None:
         """Draw these gates of 0 and 1 from now on, as a budget by importance wants it."""
-        if self.mask is None or self.mask.shape != is_open.shape:
-            self.mask = is_open.to(self.device, self.dtype)
+        if self._mask is None:
+            self.budget_mask = BudgetMask(is_open, self.sizes, self.dtype)
         else:
-            self.mask.copy_(is_open)
-        whole = torch.stack([part.all() for part in self.by_group(is_open)]).tolist()
-        self._open_groups = frozenset(k for k, is_whole in enumerate(whole) if is_whole)
+            self._mask.set(is_open, self.sizes)
 
-    def _mask(self) -> Tensor:
-        """The mask; by the readout, where ``shrink`` has removed units since."""
-        if self.mask is not None and len(self.mask) == self.count:
-            return self.mask
-        return self.is_open().to(self.dtype)
+    @property
+    def _mask(self) -> BudgetMask | None:
+        """The mask of the budget; None where ``shrink`` has removed units since."""
+        known = self.budget_mask
+        return known if known is not None and len(known.values) == self.count else None
 
     def open_groups(self) -> frozenset[int]:
         """The groups whose gates are all 1 in the next draw, as far as the host knows.
 
         Compiled code and CUDA graphs would keep that, so they do not ask.
         """
-        known = self.measured and self.mask is not None and len(self.mask) == self.count
-        if not known or torch.compiler.is_compiling() or _is_capturing(self._first):
+        compiling = torch.compiler.is_compiling()
+        if compiling or not self.measured or self._mask is None or _is_capturing(self._first):
             return frozenset()
-        return self._open_groups
+        return self._mask.open_groups
+
+    def can_be_left_out(self, groups: frozenset[int]) -> bool:
+        """Whether a call runs in which all gates of these groups are 1, without gradients."""
+        held = self.held
+        return (
+            held is not None
+            and held[3].issuperset(groups)
+            and held[1] is not None
+            and not held[1].requires_grad
+            and not in_backward()
+        )
 
     def groups_at_one(self, training: bool) -> frozenset[int]:
         """The groups whose gates in ``values(training)`` are all 1 for certain."""
@@ -254,7 +260,7 @@ class GateBank(nn.Module):
 
     def _zero_or_one(self) -> Tensor:
         """The mask as a draw."""
-        z = self._mask()
+        z = self.is_open().to(self.dtype) if self._mask is None else self._mask.values
         learns = torch.is_grad_enabled() and not self.frozen
         if not learns or not (self.measuring or _is_capturing(z)):
             return z
@@ -281,12 +287,6 @@ class GateBank(nn.Module):
         Of the groups ``at_one`` all drawn gates are 1.
         """
         return Holding(self, drawn, read, at_one)
-
-    def note_drawn(self, drawn: Tensor) -> bool:
-        """Remember what a call draws, and whether nothing need track it (see ``is_constant``)."""
-        if self.mask is not None and not in_backward():
-            self.__dict__["_drawn_version"] = self.mask._version
-        return self.is_constant(drawn)
 
     def is_constant(self, drawn: Tensor) -> bool:
         """Whether a draw is the same until the gates are written, so that nothing tracks it."""
@@ -321,14 +321,10 @@ class GateBank(nn.Module):
 
     def _constant(self) -> Tensor | None:
         """The gates of all draws without gradients, if they are the same in each."""
+        if self.measured and self._mask is not None:
+            return self._mask.recomputed()
         if self.measured:
-            mask = self._mask()
-            if mask is self.mask and mask._version != self._drawn_version:
-                raise GateError(
-                    "a budget closed units between a forward and its recomputation in backward: "
-                    "call budget.step() after loss.backward() and optimizer.step()"
-                )
-            return mask
+            return self.is_open().to(self.dtype)
         return self.readout().detach() if self.frozen else None
 
     def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
@@ -352,7 +348,8 @@ class GateBank(nn.Module):
         for name, values in self._history().items():
             setattr(self, name, values.to(self.device))
         self.tables[:] = [table.to(self.device) for table in self.tables]
-        self.mask = None if self.mask is None else self.mask.to(self.device)
+        if self.budget_mask is not None:
+            self.budget_mask.to(self.device)
         return self
 
     def _history(self) -> dict[str, Tensor]:
@@ -372,8 +369,8 @@ class GateBank(nn.Module):
             if prefix + name in rest:  # never in another precision, also where a state is assigned
                 rest[prefix + name] = rest[prefix + name].to(values.dtype)
         super()._load_from_state_dict(rest, prefix, *args)
-        if self.mask is not None:
-            self.set_mask(self.is_open())
+        if self.budget_mask is not None:
+            self.set_budget_mask(self.is_open())
         checks = state_dict.get(prefix + "checks")
         self.checks = None if checks is None else checks.to(self.device).clone()
 
@@ -414,7 +411,9 @@ class Holding:
         self._before = bank.held
         self._entered = None  # for ``leave``
         if drawn is not None and not compiling:
-            self._entered = bank.draws.enter(drawn, bank.note_drawn(drawn))
+            self._entered = bank.draws.enter(drawn, bank.is_constant(drawn))
+            if bank.budget_mask is not None and not in_backward():
+                bank.budget_mask.note_drawn()
         held = (
             None if drawn is None else bank.by_group(drawn),
             None if compiling else drawn,

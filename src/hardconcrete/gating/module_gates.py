@@ -1,7 +1,7 @@
 """What multiplies the parameters of a gated module."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -50,7 +50,9 @@ class Multiplier:
         """Whether all these gates are 1 for certain, and get no gradient: they can be left out."""
         return at_one.issuperset(self.groups) and not values[self.groups[0]].requires_grad
 
-    def times(self, parameter: Tensor, bank: GateBank, values: Values, at_one: frozenset[int]) -> Tensor:
+    def times(
+        self, parameter: Tensor, bank: GateBank, values: Values, at_one: frozenset[int]
+    ) -> Tensor:
         """The parameter times its gates.
 
         Args:
@@ -83,12 +85,18 @@ class ModuleGates:
         multipliers: what multiplies which parameter.
         inner: the multiplier that can multiply the input of this module instead.
         outer: the multipliers that can multiply its output instead.
+        groups: numbers of all groups whose gates these are.
     """
 
     bank: GateBank
     multipliers: tuple[Multiplier, ...]
     inner: Multiplier | None = None
     outer: tuple[Multiplier, ...] = ()
+    groups: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = (group for each in self.multipliers for group in each.groups)
+        object.__setattr__(self, "groups", frozenset(groups))
 
     def read(self, module: nn.Module, name: str) -> Tensor:
         """A parameter, times its gates; in training, outside of all calls, the parameter itself.
@@ -96,6 +104,8 @@ class ModuleGates:
         In evaluation a sharded parameter is read raw there, too: sharding looks at it before calls.
         """
         value: Any = module._parameters[name]
+        if module.training and self.bank.can_be_left_out(self.groups):
+            return value  # type: ignore[no-any-return]
         raw = module.training or hasattr(value, "device_mesh")
         if self.bank.held is None and raw and self._is_outside_calls(module):
             return value  # type: ignore[no-any-return]

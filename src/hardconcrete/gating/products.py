@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import graph
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import saved_tensors_hooks
 
 Forward = Callable[..., Any]
@@ -48,9 +48,15 @@ def times_gates(parameter: Tensor, z: Tensor) -> Tensor:
     """``parameter * z``, which a forward of ``recomputes_products`` saves as its factors."""
     product = parameter * z
     now = _running.forward
-    if now is not None and product.requires_grad and type(product) is Tensor:
+    if now is not None and product.requires_grad and not _will_be_cast(product):
         now.add(product, parameter, z)
     return product
+
+
+def _will_be_cast(product: Tensor) -> bool:
+    """Whether autocast saves a copy in another precision, as of a weight without gates."""
+    autocast = torch.is_autocast_enabled(product.device.type)
+    return autocast and product.dtype == torch.float32
 
 
 def recomputes_products(forward: Forward) -> Forward:
@@ -62,50 +68,51 @@ def recomputes_products(forward: Forward) -> Forward:
 
     @wraps(forward)
     def recomputing(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _may_recompute():
+        if torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        outer = _running.forward
-        with _Recomputing() as _running.forward:
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                _running.forward = outer
+        outer, now = _running.forward, _Recomputing()
+        _running.forward = now
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _running.forward = outer
+            if now.hooks is not None:
+                now.close()
 
     return recomputing
 
 
 def _may_recompute() -> bool:
-    hooks = torch._C._autograd
+    hooks: Any = torch._C._autograd
     return (
-        torch.is_grad_enabled()
-        and hooks._saved_tensors_hooks_is_enabled()
+        hooks._saved_tensors_hooks_is_enabled()
         and hooks._top_saved_tensors_default_hooks(True) is None
         and torch._C._functorch.maybe_current_level() is None
     )
 
 
 class _Recomputing:
-    """The products of one forward; the hooks are there from the first one on."""
+    """The products of one forward, and the hooks that save them, from the first one on."""
 
     def __init__(self) -> None:
+        self.hooks: saved_tensors_hooks | None = None
         self._products: list[tuple[Tensor, tuple[Tensor, ...]]] = []
-        self._hooks: graph.saved_tensors_hooks | None = None
 
-    def __enter__(self) -> "_Recomputing":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._products.clear()  # the graph keeps the hooks
-        if self._hooks is not None:
-            self._hooks.__exit__()
-
+    @_disable_dynamo
     def add(self, product: Tensor, parameter: Tensor, z: Tensor) -> None:
         """Save this product as its factors from now on."""
-        if self._hooks is None:
-            self._hooks = saved_tensors_hooks(self._pack, _unpack)
-            self._hooks.__enter__()
+        if self.hooks is None:
+            if not _may_recompute() or type(product) is not Tensor:
+                return
+            self.hooks = saved_tensors_hooks(self._pack, _unpack)
+            self.hooks.__enter__()
         before = next((factors for known, factors in self._products if known is parameter), None)
         self._products.append((product, (*(before or (parameter,)), z)))
+
+    def close(self) -> None:
+        """Take the hooks off. The graph keeps them, so they must not keep the products."""
+        self.hooks.__exit__()  # type: ignore[union-attr]
+        self._products.clear()
 
     def _pack(self, saved: Tensor) -> "_Saved":
         for product, factors in self._products:
@@ -118,24 +125,24 @@ class _Recomputing:
 class _Saved:
     """A tensor that backward needs, or factors of which it is the product."""
 
-    __slots__ = ("_factors", "_layout", "_versions")
+    __slots__ = ("_layout", "_versions", "factors")
 
     def __init__(self, factors: tuple[Tensor, ...], layout: Any = None) -> None:
-        self._factors = tuple(each.detach() for each in factors)  # with their version counters
+        self.factors = tuple(each.detach() for each in factors)  # with their version counters
         self._versions = [each._version for each in factors]
         self._layout = layout
 
     def tensor(self) -> Tensor:
         """The tensor; refused where it was changed since, as torch does."""
-        if [each._version for each in self._factors] != self._versions:
+        if [each._version for each in self.factors] != self._versions:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a tensor of shape {[*self._factors[0].shape]} or its gates "
+                f"inplace operation: a tensor of shape {[*self.factors[0].shape]} or its gates "
                 "changed between forward and backward; call backward before optimizer.step()"
             )
-        result = self._factors[0]
+        result = self.factors[0]
         with torch.no_grad():
-            for z in self._factors[1:]:
+            for z in self.factors[1:]:
                 result = result * z
         return result if self._layout is None else result.as_strided(*self._layout)
 

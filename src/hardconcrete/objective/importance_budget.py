@@ -75,7 +75,7 @@ class ImportanceBudget(Budget, by="importance"):
         bank.measured, bank.measuring = bank.measured + 1, True
         self._number = bank.measured
         self._mask = bank.is_open()
-        bank.set_mask(self._mask)
+        bank.set_budget_mask(self._mask)
         self._places = _places(bank)
         self._targets = CostTargets(gated, self.constraints, self._open())
         self._running = RunningImportance(bank.location)
@@ -231,7 +231,7 @@ class ImportanceBudget(Budget, by="importance"):
 
     def _apply_mask(self) -> None:
         """Train with the chosen units from now on."""
-        self.gated.gates.set_mask(self._mask)
+        self.gated.gates.set_budget_mask(self._mask)
         self._write()
 
     def _write(self) -> None:
@@ -249,7 +249,7 @@ class ImportanceBudget(Budget, by="importance"):
             kept = torch.searchsorted(self._places, _places(bank))
             self._running.keep(kept)
             self._mask, self._places = self._mask[kept], _places(bank)
-            bank.set_mask(self._mask)
+            bank.set_budget_mask(self._mask)
 
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""
