@@ -17,18 +17,13 @@ from hardconcrete.gating.checkpointing import (
     refuse_reentrant,
 )
 from hardconcrete.gating.compilation import check_draw, in_graph
+from hardconcrete.gating.holding import Held, Holding, Values
+from hardconcrete.gating.products import is_transformed
 from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
 from hardconcrete.sparsifiers.hard_concrete import MakeRectified
 
 Gate = MakeRectified | Sparsifier
 """What ``attach_gates(gate=...)`` takes."""
-
-Values = tuple[Tensor, ...]
-"""Values of all gates, one tensor per group."""
-
-Held = tuple[Values | None, Tensor | None, Values | None, frozenset[int]]
-"""What modules in training see, by group; the same in one tensor, unless compiled code has drawn
-it; what modules in evaluation see; the groups whose drawn gates are all 1 for certain."""
 
 HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
@@ -190,18 +185,19 @@ class GateBank(nn.Module):
     def open_groups(self) -> frozenset[int]:
         """The groups whose gates are all 1 in the next draw, as far as the host knows.
 
-        Compiled code and CUDA graphs would keep that, so they do not ask.
+        Compiled code and CUDA graphs would keep that, and transforms need each product.
         """
-        compiling = torch.compiler.is_compiling()
-        if compiling or not self.measured or self._mask is None or _is_capturing(self._first):
+        if torch.compiler.is_compiling() or not self.measured or self._mask is None:
             return frozenset()
-        return self._mask.open_groups
+        no_shortcut = is_transformed() or _is_capturing(self._first)
+        return frozenset() if no_shortcut else self._mask.open_groups
 
     def can_be_left_out(self, groups: frozenset[int]) -> bool:
         """Whether a call runs in which all gates of these groups are 1, without gradients."""
         held = self.held
         return (
             held is not None
+            and not torch.compiler.is_compiling()  # it would keep the answer
             and held[3].issuperset(groups)
             and held[1] is not None
             and not held[1].requires_grad
@@ -386,46 +382,6 @@ def _sample(location: Tensor, shape: tuple[int, ...]) -> Tensor:
 @in_graph
 def _open(location: Tensor) -> Tensor:
     return HardConcrete(location, validate_args=False).open_probability
-
-
-class Holding:
-    """A context manager in which a bank holds values.
-
-    It is a class, and writes past ``nn.Module.__setattr__``: compiled code would guard everything
-    that a generator or the setter of modules reads, before each call.
-    """
-
-    def __init__(
-        self,
-        bank: GateBank,
-        drawn: Tensor | None,
-        read: Tensor | None,
-        at_one: frozenset[int],
-    ) -> None:
-        self._bank, self._drawn, self._read = bank, drawn, read
-        self._at_one = at_one
-
-    def __enter__(self) -> None:
-        bank, drawn, read = self._bank, self._drawn, self._read
-        compiling = torch.compiler.is_compiling()
-        self._before = bank.held
-        self._entered = None  # for ``leave``
-        if drawn is not None and not compiling:
-            self._entered = bank.draws.enter(drawn, bank.is_constant(drawn))
-            if bank.budget_mask is not None and not in_backward():
-                bank.budget_mask.note_drawn()
-        held = (
-            None if drawn is None else bank.by_group(drawn),
-            None if compiling else drawn,
-            None if read is None else bank.by_group(read),
-            self._at_one,
-        )
-        object.__setattr__(bank, "held", None if drawn is None and read is None else held)
-
-    def __exit__(self, *_: object) -> None:
-        object.__setattr__(self._bank, "held", self._before)
-        if self._drawn is not None and not torch.compiler.is_compiling():
-            self._bank.draws.leave(self._entered)
 
 
 def _is_capturing(z: Tensor) -> bool:

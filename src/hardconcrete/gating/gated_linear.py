@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from hardconcrete.gating.compilation import in_graph
+from hardconcrete.gating.products import is_transformed
 
 MIN_DIVISOR = 1e-30
 """Replaces z = 0, where the numerator is 0 as well."""
@@ -22,9 +22,7 @@ MIN_DIVISOR = 1e-30
 def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear(x * z, weight, bias)."""
     plain = x.dim() > 1 and x.dtype == z.dtype == weight.dtype
-    transformed = torch._C._functorch.maybe_current_level() is not None
-    transformed = transformed or forward_ad._current_level >= 0
-    if not plain or transformed or torch.is_autocast_enabled(x.device.type):
+    if not plain or is_transformed() or torch.is_autocast_enabled(x.device.type):
         return F.linear(x * z.to(x.dtype), weight, bias)
     result: Tensor = _GatedLinear.apply(x, z, weight, bias)  # type: ignore[no-untyped-call]
     return result

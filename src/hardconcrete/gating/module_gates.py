@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import GateError
-from hardconcrete.gating.bank import GateBank, Values
+from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import in_backward
+from hardconcrete.gating.holding import Values
 from hardconcrete.gating.products import times_gates, times_open_gates
 
 CALLS = ("_call_impl", "forward")

@@ -13,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 Forward = Callable[..., Any]
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode differentiation runs."""
+    transform = torch._C._functorch.maybe_current_level() is not None
+    return transform or forward_ad._current_level >= 0
 
 
 class _OpenGates(torch.autograd.Function):
@@ -38,8 +45,6 @@ def times_open_gates(parameter: Tensor, z: Tensor) -> Tensor:
     """``parameter * z`` where all gates are 1."""
     if not z.requires_grad:
         return parameter
-    if torch._C._functorch.maybe_current_level() is not None:
-        return parameter * z
     result: Tensor = _OpenGates.apply(parameter, z)  # type: ignore[no-untyped-call]
     return result
 
@@ -87,7 +92,7 @@ def _may_recompute() -> bool:
     return (
         hooks._saved_tensors_hooks_is_enabled()
         and hooks._top_saved_tensors_default_hooks(True) is None
-        and torch._C._functorch.maybe_current_level() is None
+        and not is_transformed()
     )
 
 
