@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from hardconcrete.cost.key_values import KeyValues
 from hardconcrete.errors import ArgumentError
 from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
@@ -99,6 +100,10 @@ class Count:
         uncounted: operators without a known rule that may have multiply-adds; ``macs`` lacks them.
             Pointwise operators, normalisation, pooling, reductions and movement have no
             multiply-adds by convention and are not listed.
+        kv_bytes: bytes of the keys and values of all attention for one token of one example, which
+            a cache holds. Examples lie along dimension 0 of the first input, and each key of a
+            layer is a token. Grouped queries count once per key. 0 without attention that has a
+            softmax; None where keys could not be told from queries.
 
     Example:
         >>> print(Count(431_080, 2_293_000, 1_724_320, 111_488))
@@ -110,11 +115,14 @@ class Count:
     weight_bytes: int
     activation_bytes: int
     uncounted: tuple[str, ...] = ()
+    kv_bytes: int | None = 0
 
     def __str__(self) -> str:
         weights, activations = map(readable_bytes, (self.weight_bytes, self.activation_bytes))
         text = f"{self.params:,} parameters, {self.macs:,} MACs, {weights} of weights, "
         text += f"{activations} of activations"
+        if self.kv_bytes:
+            text += f", {readable_bytes(self.kv_bytes)} of keys and values per token"
         return text + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
 
 
@@ -148,6 +156,7 @@ def count(model: nn.Module, inputs: Any = None, kwargs: Mapping[str, Any] | None
         weight_bytes=sum(map(_bytes, chain(parameters, buffers))),
         activation_bytes=tally.activation_bytes,
         uncounted=tuple(tally.uncounted),
+        kv_bytes=tally.key_values.bytes_per_token(_examples(args, keywords)),
     )
 
 
@@ -185,6 +194,7 @@ class _Tally(TorchDispatchMode):
         self.macs = 0
         self.activation_bytes = 0
         self.uncounted: dict[str, None] = {}  # in the order of the forward
+        self.key_values = KeyValues()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -201,6 +211,7 @@ class _Tally(TorchDispatchMode):
         elif not _without_macs(func):
             self.uncounted[str(operator)] = None
         self.activation_bytes += _new_bytes((args, kwargs), result)
+        self.key_values.follow(func, (args, kwargs), result)
         return result
 
 
@@ -320,6 +331,11 @@ def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
     with torch.random.fork_rng(devices=devices), torch.no_grad(), tally, _Einsums(tally):
         model(*args, **kwargs)
     return tally
+
+
+def _examples(args: Any, kwargs: Any) -> int:
+    """The length of the first tensor; 1 without one."""
+    return next((len(x) for x in tensors_in((args, kwargs)) if x.dim() and len(x)), 1)
 
 
 def _check(model: nn.Module) -> None:

@@ -243,7 +243,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
                 if (id(parameter), multiplier.dim) not in done:
                     done.add((id(parameter), multiplier.dim))
                     ones = torch.ones_like(parameter)
-                    parameter.div_(multiplier.times(ones, gated.gates, values))
+                    parameter.div_(multiplier.times(ones, gated.gates, values, frozenset()))
 
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -11,15 +11,21 @@ from torch import Tensor
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.costs import LATENCY
+from hardconcrete.gating.costs import KEY_VALUES, LATENCY
 from hardconcrete.units import Group
 
 LABELS = {
     "params": "parameters",
     "macs": "MACs",
     "weight_bytes": "bytes of weights",
+    KEY_VALUES: "bytes of keys and values per token",
     LATENCY: "milliseconds",
 }
+
+NO_KEY_VALUES = (
+    "kv_bytes limits the keys and values of attention, and this model has none: no softmax of a "
+    "product of two tensors is multiplied with a third one; limit macs or params instead"
+)
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
@@ -173,7 +179,9 @@ def constraints(
 
 def _ledger_cost(gated: GatedModel, name: str, limit: Limit) -> Constraint:
     kind = KINDS.index(name)
-    dense = gated.ledger.dense[kind].item()
+    dense = gated.costs.dense(name)
+    if name == KEY_VALUES and not dense:
+        raise ArgumentError(NO_KEY_VALUES)
     least = gated.ledger.cost(cheapest_mask(gated, kind))[kind].item()
     absolute = _absolute(name, limit, dense)
     _refuse_less_than_least(name, absolute, least, dense)

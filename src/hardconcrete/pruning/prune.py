@@ -38,6 +38,7 @@ def prune(
     macs: Limit | None = None,
     params: Limit | None = None,
     weight_bytes: Limit | None = None,
+    kv_bytes: Limit | None = None,
     latency_ms: float | None = None,
     units: Limit | Mapping[str, Limit] | None = None,
     round_to: int = 1,
@@ -69,6 +70,7 @@ def prune(
             for the examples in ``example_inputs``.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
+        kv_bytes: keys and values of all attention for one token of one example, likewise.
         latency_ms: milliseconds of one call with the example inputs, on this machine.
         units: units of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
         round_to: widths are multiples of this, except in groups with fewer units.
@@ -89,7 +91,12 @@ def prune(
         Linear(in_features=8, out_features=32, bias=True)
     """
     _refuse_bad_numbers(round_to=round_to, stages=stages, examples=examples)
-    limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
+    limits = {
+        "macs": macs,
+        "params": params,
+        "weight_bytes": weight_bytes,
+        "kv_bytes": kv_bytes,
+    }
     request = PruningRequest(limits, units, latency_ms, include, exclude)
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         inputs = example_inputs, kwargs
@@ -139,7 +146,7 @@ class PruningRequest:
 def _is_met_by_dense(limit: Limit, gated: GatedModel, name: str) -> bool:
     """Whether the dense model is within an absolute limit."""
     absolute = isinstance(limit, Integral) and not isinstance(limit, bool)
-    return absolute and limit >= gated.delivered(name).item()
+    return absolute and 0 < gated.delivered(name).item() <= limit
 
 
 def attach_open_gates(
