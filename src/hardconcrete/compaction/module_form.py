@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.attention_heads import keep_padding, set_heads
+from hardconcrete.compaction.configuration import refuse_files, set_numbers
 from hardconcrete.compaction.empty_layers import allow_empty
 from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
@@ -48,6 +49,8 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
         model.get_submodule(path).__dict__[attribute] = size
+    set_numbers(plan, model)
+    refuse_files(plan, model)
     for path, kept in plan.selections.items():
         select_inputs(model.get_submodule(path), kept)
 

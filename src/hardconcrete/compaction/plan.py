@@ -9,6 +9,7 @@ from torch import nn
 
 from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.architecture import classes_of, shapes_of
+from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.errors import ArgumentError
 
 KEY = "_hardconcrete_plan"
@@ -76,6 +77,8 @@ class CompactionPlan:
         kept_inputs: for each module whose inputs the caller selects, the indices among the
             flattened features of the model's input.
         modules: a digest of the classes of all modules of the dense model.
+        configurations: the new numbers of each object that a module is built from, such as
+            ``"config"``.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -100,6 +103,7 @@ class CompactionPlan:
     inputs: Any = None
     kept_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     modules: str = ""
+    configurations: Mapping[str, Configuration] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.model}, as {self.form}"]
@@ -142,6 +146,7 @@ class CompactionPlan:
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
+            {path: Configuration(**c) for path, c in content.get("configurations", {}).items()},
         )
 
     @staticmethod
@@ -172,6 +177,7 @@ class CompactionPlan:
             cuts=tuple(cuts.values()),
             scales=(*first.scales, *(_spread(scale, earlier) for scale in self.scales)),
             attributes={**first.attributes, **self.attributes},
+            configurations=_joined_configurations(first.configurations, self.configurations),
             modules=first.modules,
         )
 
@@ -233,6 +239,20 @@ def _joined_groups(
         if before is not None and len(before.kept) == now.units:
             joined[name] = KeptUnits(before.units, tuple(before.kept[k] for k in now.kept))
     return joined
+
+
+def _joined_configurations(
+    first: Mapping[str, Configuration], second: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """The numbers of both plans. The second says whether they are complete."""
+    unchanged = Configuration({})
+    return {
+        path: Configuration(
+            {**first.get(path, unchanged).numbers, **second.get(path, unchanged).numbers},
+            second.get(path, unchanged).is_complete,
+        )
+        for path in {**first, **second}
+    }
 
 
 def _spread(scale: Scale, earlier: Cuts) -> Scale:

@@ -117,6 +117,7 @@ def prune_in_stages(
     *,
     stages: int,
     round_to: int = 1,
+    uniform: bool = False,
     on_progress: OnProgress = lambda _, __: None,
 ) -> None:
     """Prune a model until its costs are within their limits.
@@ -126,6 +127,7 @@ def prune_in_stages(
         targets: the costs, relative to their targets at a stage.
         stages: how often importance is measured, units are closed and weights are re-fitted.
         round_to: widths are multiples of this after the last stage.
+        uniform: the same groups of all layers keep equally many units.
         on_progress: called before each step of a stage.
     """
     for stage in range(1, stages + 1):
@@ -140,7 +142,13 @@ def prune_in_stages(
             )
         size = round_to if stage == stages else 1
         is_open = select_units(
-            score, state.gated.groups, state.is_open, costs, round_to=size, settings=settings
+            score,
+            state.gated.groups,
+            state.is_open,
+            costs,
+            round_to=size,
+            uniform=uniform,
+            settings=settings,
         )
         on_progress(stage, "re-fit")
         state.apply_mask(is_open)

@@ -53,6 +53,8 @@ class Budget:
             the first 1,000 steps.
         by: ``"importance"`` or ``"gates"``.
         round_to: by importance, every group keeps a multiple of so many units.
+        uniform: the same groups of all layers keep equally many units, so that one number in a
+            configuration describes them. By importance they do so during training, too.
         measure_every: by importance, steps from one measurement to the next. The default is 4 in a
             training of 1,000 steps or more, else 1. Give 1 if you replay a CUDA graph.
 
@@ -76,6 +78,7 @@ class Budget:
     gated: GatedModel
     steps: int | None
     round_to: int
+    uniform: bool
     measure_every: int | None
     constraints: tuple[Constraint, ...]
     limits: Tensor
@@ -104,6 +107,7 @@ class Budget:
         steps: int | None = None,
         by: str = "importance",  # noqa: ARG002  (it chose the class)
         round_to: int = 1,
+        uniform: bool = False,
         measure_every: int | None = None,
     ) -> None:
         _check_model_and_steps(gated, steps)
@@ -113,7 +117,7 @@ class Budget:
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
         self.steps = None if steps is None else int(steps)
-        self.round_to, self.measure_every = int(round_to), measure_every
+        self.round_to, self.uniform, self.measure_every = int(round_to), uniform, measure_every
         self.constraints = constraints(gated, limits, units, latency_ms)
         self.limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
@@ -156,6 +160,7 @@ class Budget:
         gated: GatedModel | None = None,
         *,
         round_to: int = 1,
+        uniform: bool = False,
         batches: Iterable[Any] | None = None,
         loss: Loss | None = None,
     ) -> Projection:
@@ -164,6 +169,7 @@ class Budget:
         Args:
             gated: the model of this budget or a copy of it, such as an average of its weights.
             round_to: widths are multiples of this, as far as a group has as many units.
+            uniform: the same groups of all layers keep equally many units.
             batches: with them, units are chosen by importance and the other weights are re-fitted.
             loss: calls the model on a batch and returns a scalar.
 
@@ -181,6 +187,7 @@ class Budget:
             gated,
             self.constraints,
             round_to=round_to,
+            uniform=uniform or self.uniform,
             batches=batches,
             loss=loss,
             importance=self._measured(),

@@ -1,0 +1,236 @@
+"""Which numbers of a configuration describe a small model: guesses, answered by the constructor.
+
+A number may describe a size if it equals one that was cut, or is a multiple of the units of a
+group. It does if every dimension that its change moves gets the size of the small model.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from torch import nn
+
+from hardconcrete.compaction.architecture import Shapes, shapes_of
+from hardconcrete.compaction.configuration import (
+    Configuration,
+    Numbers,
+    build,
+    configurations_in,
+    values_in,
+)
+from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.size_attributes import is_of_torch
+from hardconcrete.graph.propagate import named_tensors
+
+HEAD_SIZE = "head_dim"
+"""What a configuration calls the size of a head that it does not compute from the width."""
+
+MAX_CHANGES_IN_PAIRS = 12
+"""Up to so many changes are tried two at a time."""
+
+
+def plans_with_numbers(plan: CompactionPlan, plain: nn.Module) -> Iterator[CompactionPlan]:
+    """The plan with configurations that describe the small model, the best first."""
+    found = dict(_configurations(plan, plain))
+    complete = {path: search for path, search in found.items() if search.is_complete}
+    if complete:
+        attributes = dict(plan.attributes)
+        for path, search in complete.items():
+            attributes |= search.attributes(path.rpartition(".")[0])
+        yield _with(plan, complete, attributes=attributes)
+        yield _with(plan, complete)
+    partial = {path: search for path, search in found.items() if search.numbers}
+    if partial and not complete:
+        yield _with(plan, partial)
+
+
+def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
+    configurations = {
+        path: Configuration(search.numbers, search.is_complete) for path, search in found.items()
+    }
+    return replace(plan, configurations=configurations, **changes)
+
+
+def _configurations(plan: CompactionPlan, plain: nn.Module) -> "Iterator[tuple[str, _Search]]":
+    """What was found for each configuration whose class builds the dense module from it."""
+    done: list[str] = []
+    if not plan.cuts:
+        return
+    for path, attribute, config in configurations_in(plain):
+        if any(f"{path}.".startswith(each) for each in done):
+            continue
+        prefix = f"{path}." if path else ""
+        search = _Search(plain.get_submodule(path), config, _cut_shapes(plan, plain, prefix), plan)
+        if search.describes_dense:
+            done.append(prefix)
+            search.run()
+            yield f"{prefix}{attribute}", search
+
+
+def _cut_shapes(plan: CompactionPlan, plain: nn.Module, prefix: str) -> Shapes:
+    """The shapes of the tensors in a module after the cuts of a plan."""
+    tensors = named_tensors(plain)
+    shapes = {id(tensor): list(tensor.shape) for tensor in tensors.values()}
+    for cut in plan.cuts:
+        shapes[id(tensors[cut.tensor])][cut.dim] = len(cut.kept)
+    return {
+        name.removeprefix(prefix): tuple(shapes[id(tensor)])
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+Change = tuple[str, int]
+"""A name of a number and its new value."""
+
+
+@dataclass
+class _Search:
+    """The search for the numbers of one configuration.
+
+    Attributes:
+        module: the dense module.
+        config: its configuration.
+        wanted: the shapes of the small module.
+        numbers: what was found.
+        built: the shapes that the class built so far.
+    """
+
+    module: nn.Module
+    config: Any
+    wanted: Shapes
+    plan: CompactionPlan
+    numbers: Numbers = field(default_factory=dict)
+    built: dict[frozenset[Change], Shapes | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dense = shapes_of(self.module)
+        self.describes_dense = self.shapes({}) == self.dense
+        self.is_complete = False
+
+    def shapes(self, numbers: Mapping[str, int]) -> Shapes | None:
+        """The shapes that the class builds with these numbers; None where it refuses them."""
+        key = frozenset(numbers.items())
+        if key not in self.built:
+            try:
+                self.built[key] = shapes_of(build(self.module, self.config, numbers))
+            except Exception:  # a constructor may fail in any way for numbers that do not fit
+                self.built[key] = None
+        return self.built[key]
+
+    def run(self) -> None:
+        """Find numbers, with the size of a head explicit where it only then stays."""
+        for fixed in ({}, *self._head_sizes()):
+            numbers = self._accepted(fixed)
+            self.is_complete = self.shapes(numbers) == self.wanted
+            if self.is_complete or not fixed:
+                self.numbers = numbers
+            if self.is_complete:
+                return
+
+    def attributes(self, path: str) -> Numbers:
+        """The integers that modules of the small model have when their class builds them."""
+        found = {}
+        known = dict(self.module.named_modules())
+        for name, module in build(self.module, self.config, self.numbers).named_modules():
+            before = {} if is_of_torch(module) or name not in known else vars(known[name])
+            for attribute, value in vars(module).items():
+                old = before.get(attribute)
+                if type(value) is type(old) is int and value != old:
+                    found[".".join(filter(None, (path, name, attribute)))] = value
+        return found
+
+    def _head_sizes(self) -> Iterator[Numbers]:
+        values = values_in(self.config)
+        for outer in sorted({name.rpartition(".")[0] for name in values}):
+            name = f"{outer}.{HEAD_SIZE}" if outer else HEAD_SIZE
+            if values.get(name) is None:
+                for size in sorted(self._sizes_per_unit()):
+                    if self.shapes({name: size}) == self.dense:
+                        yield {name: size}
+
+    def _sizes_per_unit(self) -> set[int]:
+        units = {group.units for group in self.plan.groups.values()}
+        sizes = {size for shape in self.dense.values() for size in shape}
+        return {size // n for size in sizes for n in units if n > 1 and size % n == 0} - {1}
+
+    def _accepted(self, fixed: Numbers) -> Numbers:
+        """Changes that move dimensions only to the sizes of the small model, one or two at once."""
+        accepted = dict(fixed)
+        changes = self._changes()
+        others = [change for change in changes if self._moves_elsewhere(accepted, change)]
+        if len(others) <= MAX_CHANGES_IN_PAIRS:
+            for pair in combinations(others, 2):
+                self._moves_elsewhere(accepted, *pair)
+        return accepted
+
+    def _moves_elsewhere(self, accepted: Numbers, *changes: Change) -> bool:
+        """Accept changes that move dimensions to the wanted sizes; return whether others move."""
+        before = self.shapes(accepted)
+        new = {name: number for name, number in changes if name not in accepted}
+        if before is None or before == self.wanted or len(new) < len(changes):
+            return False
+        after = self.shapes(accepted | new)
+        if after is None or after == before:
+            return after is None
+        if not self._lands(before, after):
+            return True
+        accepted |= new
+        return False
+
+    def _lands(self, before: Shapes, after: Shapes) -> bool:
+        """Whether all dimensions that moved have the sizes of the small model."""
+        if before.keys() != after.keys():
+            return False
+        return all(
+            len(after[name]) == len(shape) == len(self.wanted[name])
+            and all(
+                new in (old, wanted)
+                for old, new, wanted in zip(shape, after[name], self.wanted[name], strict=True)
+            )
+            for name, shape in before.items()
+        )
+
+    def _changes(self) -> list[Change]:
+        """What may become of numbers: by units, by sizes, by multiples of units, where unset."""
+        units, sizes = self._unit_counts(), self._cut_sizes()
+        multiples = {(n * k, kept * k) for n, kept in units for k in range(2, 2 + max(n, 64))}
+        values = values_in(self.config).items()
+        numbers = [(name, value) for name, value in values if type(value) is int]
+        found = [
+            (name, new)
+            for changes in (sorted(units), sorted(sizes), sorted(multiples))
+            for name, value in numbers
+            for old, new in changes
+            if value == old
+        ]
+        unset = [name for name, value in values if value is None]
+        return list(dict.fromkeys(found)) + [(name, new) for _, new in sizes for name in unset]
+
+    def _unit_counts(self) -> set[tuple[int, int]]:
+        """Numbers of units before and after, where the groups of all layers agree."""
+        groups = self.plan.groups.items()
+        return _agreed((_place(name), len(g.kept), g.units) for name, g in groups)
+
+    def _cut_sizes(self) -> set[tuple[int, int]]:
+        """Sizes before and after, where the tensors of all layers agree."""
+        return _agreed(
+            ((_place(name), dim), new, old)
+            for name, shape in self.dense.items()
+            for dim, (old, new) in enumerate(zip(shape, self.wanted[name], strict=True))
+        )
+
+
+def _place(name: str) -> str:
+    """A name without the numbers of its layers."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _agreed(changes: Any) -> set[tuple[int, int]]:
+    """The changes of sizes, from old to new, that are the same in all layers."""
+    found: dict[Any, set[int]] = {}
+    for place, new, old in changes:
+        found.setdefault((place, old), set()).add(new)
+    return {(old, *news) for (_, old), news in found.items() if len(news) == 1 and news != {old}}
