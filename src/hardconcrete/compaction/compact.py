@@ -210,12 +210,10 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
     """The plan as a module, with new values of attributes, and as a graph."""
     if form != "graph":
-        plan = replace(plan, form="module")
-        with_numbers = [*plans_with_numbers(plan, plain)]
-        yield from with_numbers
-        yield plan
+        plans = [*plans_with_numbers(replace(plan, form="module"), plain)]
+        yield from plans
         for guess in size_guesses(plan, plain):
-            yield replace(plan, attributes={**plan.attributes, **guess})
+            yield replace(plans[-1], attributes={**plan.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")
 

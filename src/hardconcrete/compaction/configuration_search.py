@@ -7,6 +7,7 @@ group. It does if every dimension that its change moves gets the size of the sma
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -41,9 +42,8 @@ def plans_with_numbers(plan: CompactionPlan, plain: nn.Module) -> Iterator[Compa
             attributes |= search.attributes(path.rpartition(".")[0])
         yield _with(plan, complete, attributes=attributes)
         yield _with(plan, complete)
-    partial = {path: search for path, search in found.items() if search.numbers}
-    if partial and not complete:
-        yield _with(plan, partial)
+    partial = {path: search for path, search in found.items() if not search.is_complete}
+    yield _with(plan, partial)
 
 
 def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
@@ -122,7 +122,7 @@ class _Search:
 
     def run(self) -> None:
         """Find numbers, with the size of a head explicit where it only then stays."""
-        for fixed in ({}, *self._head_sizes()):
+        for fixed in ({}, *self._head_sizes()) if self.changes else ():
             numbers = self._accepted(fixed)
             self.is_complete = self.shapes(numbers) == self.wanted
             if self.is_complete or not fixed:
@@ -143,23 +143,25 @@ class _Search:
         return found
 
     def _head_sizes(self) -> Iterator[Numbers]:
+        """The size of a head as it is, where the class reads one that is set."""
         values = values_in(self.config)
         for outer in sorted({name.rpartition(".")[0] for name in values}):
             name = f"{outer}.{HEAD_SIZE}" if outer else HEAD_SIZE
-            if values.get(name) is None:
-                for size in sorted(self._sizes_per_unit()):
-                    if self.shapes({name: size}) == self.dense:
-                        yield {name: size}
+            if values.get(name) is None and self._is_read(name):
+                numbers = {v for v in values.values() if type(v) is int and v > 1}
+                sizes = {a // b for a in numbers for b in numbers if a % b == 0} - {1}
+                yield from (
+                    {name: n} for n in sorted(sizes) if self.shapes({name: n}) == self.dense
+                )
 
-    def _sizes_per_unit(self) -> set[int]:
-        units = {group.units for group in self.plan.groups.values()}
-        sizes = {size for shape in self.dense.values() for size in shape}
-        return {size // n for size in sizes for n in units if n > 1 and size % n == 0} - {1}
+    def _is_read(self, name: str) -> bool:
+        """Whether the shapes depend on a number that is unset: they do not for two values."""
+        return any(self.shapes({name: number}) != self.dense for number in (2, 3))
 
     def _accepted(self, fixed: Numbers) -> Numbers:
         """Changes that move dimensions only to the sizes of the small model, one or two at once."""
         accepted = dict(fixed)
-        changes = self._changes()
+        changes = self.changes
         others = [change for change in changes if self._moves_elsewhere(accepted, change)]
         if len(others) <= MAX_CHANGES_IN_PAIRS:
             for pair in combinations(others, 2):
@@ -193,7 +195,8 @@ class _Search:
             for name, shape in before.items()
         )
 
-    def _changes(self) -> list[Change]:
+    @cached_property
+    def changes(self) -> list[Change]:
         """What may become of numbers: by units, by sizes, by multiples of units, where unset."""
         units, sizes = self._unit_counts(), self._cut_sizes()
         multiples = {(n * k, kept * k) for n, kept in units for k in range(2, 2 + max(n, 64))}
@@ -206,7 +209,7 @@ class _Search:
             for old, new in changes
             if value == old
         ]
-        unset = [name for name, value in values if value is None]
+        unset = [name for name, value in values if value is None and sizes and self._is_read(name)]
         return list(dict.fromkeys(found)) + [(name, new) for _, new in sizes for name in unset]
 
     def _unit_counts(self) -> set[tuple[int, int]]:
