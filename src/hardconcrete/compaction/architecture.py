@@ -8,17 +8,10 @@ from torch import nn
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
-from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.units.configuration import Shapes, shapes_of
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    """The shape of every parameter and buffer, under each of its names."""
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 def classes_of(model: nn.Module) -> str:

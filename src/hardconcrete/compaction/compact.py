@@ -22,6 +22,7 @@ from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarn
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.importance.batches import Loss
 from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
+from hardconcrete.units.uniform import uniform_classes
 
 Form = Literal["auto", "module", "graph"]
 
@@ -111,7 +112,8 @@ def compact(
                 gated, round_to=round_to, uniform=uniform, batches=batches, loss=loss
             )
         elif round_to != 1 or uniform:
-            mask = project(gated, round_to=round_to, uniform=uniform, batches=batches, loss=loss)
+            classes = uniform_classes(gated.groups, gated.model) if uniform else ()
+            mask = project(gated, round_to=round_to, classes=classes, batches=batches, loss=loss)
         else:
             mask = Projection(gated, gated.gates.readout().detach(), min_units)
         small = cut_and_verify(mask.gated, mask.values, form=form, min_units=mask.min_units)

@@ -1,28 +1,18 @@
-"""The object that a model is built from, such as ``model.config``, with the sizes of a small model.
+"""``model.config``, or whatever a model is built from, with the sizes of the small model."""
 
-A class that takes such an object as its only argument shows what each number does: built again
-with another number, its tensors have other shapes.
-"""
-
-import copy
-import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hardconcrete.errors import CompactionError
-from hardconcrete.graph.model_state import random_state_kept
+from hardconcrete.units.configuration import build, is_configuration, set_number, values_in
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
-
-Numbers = dict[str, int]
-"""Numbers of a configuration by name, with dots for an object inside it."""
 
 
 @dataclass(frozen=True)
@@ -31,98 +21,17 @@ class Configuration:
 
     Args:
         numbers: by name: ``intermediate_size``, or ``text_config.intermediate_size``.
-        is_complete: whether the class of its module builds the small module from it.
+        not_described: names of tensors to which the class of its module gives another shape. There
+            are none where it builds the small module from its configuration.
     """
 
     numbers: Mapping[str, int]
-    is_complete: bool = False
+    not_described: tuple[str, ...] = ()
 
-
-def configurations_in(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """The modules whose class takes one argument, with an attribute that may be that argument.
-
-    Yields the path of the module, the name of the attribute and the object.
-    """
-    for path, module in model.named_modules():
-        if _takes_one_argument(type(module)):
-            for name, value in vars(module).items():
-                if is_configuration(value):
-                    yield path, name, value
-
-
-def is_configuration(value: Any) -> bool:
-    """Whether an object holds numbers by name and is neither a module nor a function."""
-    if isinstance(value, nn.Module | Tensor | type) or callable(value):
-        return False
-    return any(type(number) is int for number in getattr(value, "__dict__", {}).values())
-
-
-def _takes_one_argument(kind: type[nn.Module]) -> bool:
-    if kind.__module__.startswith("torch."):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(kind).parameters.values()
-    required = [each for each in parameters if each.default is inspect.Parameter.empty]
-    required = [
-        each for each in required if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    return len(required) == 1 and required[0].kind in positional
-
-
-def values_in(config: Any) -> dict[str, Any]:
-    """Its public values, and those of the configurations inside it."""
-    values: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        if name.startswith("_"):
-            continue
-        values[name] = value
-        if is_configuration(value):
-            values |= {f"{name}.{inner}": each for inner, each in values_in(value).items()}
-    return values
-
-
-def set_number(config: Any, name: str, number: int) -> None:
-    """Set a number of a configuration, which may be frozen."""
-    *outer, last = name.split(".")
-    for each in outer:
-        config = getattr(config, each)
-    vars(config)[last] = number
-
-
-def build(module: nn.Module, config: Any, numbers: Mapping[str, int]) -> nn.Module:
-    """A new module of the same class, from its configuration with other numbers.
-
-    Its parameters are on the meta device; its buffers are real. A configuration that can be written
-    to a file goes through that form, as it would on the way to another program.
-    """
-    changed = copy.deepcopy(config)
-    for name, number in numbers.items():
-        set_number(changed, name, number)
-    kind: Any = type(changed)
-    if hasattr(kind, "from_dict") and hasattr(kind, "to_dict"):
-        changed = kind.from_dict(changed.to_dict())
-    make: Any = type(module)
-    with random_state_kept(), _parameters_on_meta(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        built: nn.Module = make(changed)
-    return built
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Modules that are built here have parameters without numbers, so that they cost nothing."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    @property
+    def is_complete(self) -> bool:
+        """Whether the class builds the small module from it."""
+        return not self.not_described
 
 
 def rebuilt(module: nn.Module, config: Any) -> nn.Module:
@@ -180,29 +89,28 @@ def _copies(module: nn.Module, config: Any, known: list[Any]) -> Iterator[Any]:
 class NoPretrainedFile:
     """Stands for ``save_pretrained`` of a model that its configuration does not describe."""
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self, model: str, tensor: str) -> None:
+        self.model, self.tensor = model, tensor
 
     def __call__(self, *_: Any, **__: Any) -> None:
         """Refuse to write a file that would open as another model."""
         raise CompactionError(
-            f"save_pretrained writes no sizes beside the configuration, and the configuration of "
-            f"this {self.model} cannot describe its layers, so from_pretrained would build another "
-            "model. Use hc.save and hc.load. hc.compact(..., uniform=True) and hc.prune(..., "
-            "uniform=True) keep equally many units in all layers, which most configurations can "
-            "describe; docs/models.md says which"
+            f"save_pretrained would write a {self.model} that from_pretrained cannot open: its "
+            f"configuration does not describe {self.tensor} and perhaps others. Use hc.save and "
+            "hc.load. Or keep equally many units in all layers with uniform=True, and leave out "
+            "with exclude=... what a configuration of this class cannot describe (docs/models.md)"
         )
 
 
 def refuse_files(plan: "CompactionPlan", model: nn.Module) -> None:
     """Let ``save_pretrained`` refuse where a configuration does not describe its cut module."""
-    complete = [
-        path.rpartition(".")[0]
-        for path, configuration in plan.configurations.items()
-        if configuration.is_complete
-    ]
+    cut = {each.tensor: each.tensor for each in plan.cuts}
+    for path, configuration in plan.configurations.items():
+        prefix = path[: path.rfind(".") + 1]
+        inside = {name for name in cut if name.startswith(prefix)}
+        others = {f"{prefix}{name}" for name in configuration.not_described}
+        cut = {name: name for name in cut if name not in inside - others}
     for path, module in model.named_modules():
-        described = any(f"{path}.".startswith(f"{each}.") or not each for each in complete)
-        is_cut = any(cut.tensor.startswith(f"{path}." if path else "") for cut in plan.cuts)
-        if is_cut and not described and hasattr(module, "save_pretrained"):
-            vars(module)["save_pretrained"] = NoPretrainedFile(type(module).__name__)
+        left = [name for name in cut if name.startswith(f"{path}." if path else "")]
+        if left and hasattr(module, "save_pretrained"):
+            vars(module)["save_pretrained"] = NoPretrainedFile(type(module).__name__, left[0])

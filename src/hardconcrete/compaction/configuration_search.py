@@ -4,26 +4,30 @@ A number may describe a size if it equals one that was cut, or is a multiple of 
 group. It does if every dimension that its change moves gets the size of the small model.
 """
 
-import re
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
-from hardconcrete.compaction.architecture import Shapes, shapes_of
-from hardconcrete.compaction.configuration import (
-    Configuration,
-    Numbers,
-    build,
-    configurations_in,
-    values_in,
-)
+from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.size_attributes import is_of_torch
 from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.units.configuration import (
+    Numbers,
+    Shapes,
+    build,
+    built_shapes,
+    configurations_in,
+    shapes_of,
+    values_in,
+)
+from hardconcrete.units.uniform import place
 
 HEAD_SIZE = "head_dim"
 """What a configuration calls the size of a head that it does not compute from the width."""
@@ -48,7 +52,7 @@ def plans_with_numbers(plan: CompactionPlan, plain: nn.Module) -> Iterator[Compa
 
 def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
     configurations = {
-        path: Configuration(search.numbers, search.is_complete) for path, search in found.items()
+        path: Configuration(search.numbers, search.not_described) for path, search in found.items()
     }
     return replace(plan, configurations=configurations, **changes)
 
@@ -108,27 +112,34 @@ class _Search:
     def __post_init__(self) -> None:
         self.dense = shapes_of(self.module)
         self.describes_dense = self.shapes({}) == self.dense
-        self.is_complete = False
 
     def shapes(self, numbers: Mapping[str, int]) -> Shapes | None:
         """The shapes that the class builds with these numbers; None where it refuses them."""
         key = frozenset(numbers.items())
         if key not in self.built:
-            try:
-                self.built[key] = shapes_of(build(self.module, self.config, numbers))
-            except Exception:  # a constructor may fail in any way for numbers that do not fit
-                self.built[key] = None
+            self.built[key] = built_shapes(self.module, self.config, numbers)
         return self.built[key]
 
     def run(self) -> None:
         """Find numbers, with the size of a head explicit where it only then stays."""
         for fixed in ({}, *self._head_sizes()) if self.changes else ():
             numbers = self._accepted(fixed)
-            self.is_complete = self.shapes(numbers) == self.wanted
-            if self.is_complete or not fixed:
+            is_complete = self.shapes(numbers) == self.wanted
+            if is_complete or not fixed:
                 self.numbers = numbers
-            if self.is_complete:
+            if is_complete:
                 return
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the class builds the small module from these numbers."""
+        return self.shapes(self.numbers) == self.wanted
+
+    @property
+    def not_described(self) -> tuple[str, ...]:
+        """The tensors to which these numbers give another shape."""
+        built = self.shapes(self.numbers) or {}
+        return tuple(name for name, shape in self.wanted.items() if built.get(name) != shape)
 
     def attributes(self, path: str) -> Numbers:
         """The integers that modules of the small model have when their class builds them."""
@@ -147,12 +158,18 @@ class _Search:
         values = values_in(self.config)
         for outer in sorted({name.rpartition(".")[0] for name in values}):
             name = f"{outer}.{HEAD_SIZE}" if outer else HEAD_SIZE
-            if values.get(name) is None and self._is_read(name):
+            if values.get(name) is None and self._can_be_set(name) and self._is_read(name):
                 numbers = {v for v in values.values() if type(v) is int and v > 1}
                 sizes = {a // b for a in numbers for b in numbers if a % b == 0} - {1}
                 yield from (
                     {name: n} for n in sorted(sizes) if self.shapes({name: n}) == self.dense
                 )
+
+    def _can_be_set(self, name: str) -> bool:
+        """Whether a class computes no such number itself."""
+        outer, _, last = name.rpartition(".")
+        config = attrgetter(outer)(self.config) if outer else self.config
+        return not isinstance(inspect.getattr_static(type(config), last, None), property)
 
     def _is_read(self, name: str) -> bool:
         """Whether the shapes depend on a number that is unset: they do not for two values."""
@@ -215,25 +232,20 @@ class _Search:
     def _unit_counts(self) -> set[tuple[int, int]]:
         """Numbers of units before and after, where the groups of all layers agree."""
         groups = self.plan.groups.items()
-        return _agreed((_place(name), len(g.kept), g.units) for name, g in groups)
+        return _agreed((place(name), len(g.kept), g.units) for name, g in groups)
 
     def _cut_sizes(self) -> set[tuple[int, int]]:
         """Sizes before and after, where the tensors of all layers agree."""
         return _agreed(
-            ((_place(name), dim), new, old)
+            ((place(name), dim), new, old)
             for name, shape in self.dense.items()
             for dim, (old, new) in enumerate(zip(shape, self.wanted[name], strict=True))
         )
 
 
-def _place(name: str) -> str:
-    """A name without the numbers of its layers."""
-    return re.sub(r"\d+", "#", name)
-
-
 def _agreed(changes: Any) -> set[tuple[int, int]]:
     """The changes of sizes, from old to new, that are the same in all layers."""
     found: dict[Any, set[int]] = {}
-    for place, new, old in changes:
-        found.setdefault((place, old), set()).add(new)
+    for where, new, old in changes:
+        found.setdefault((where, old), set()).add(new)
     return {(old, *news) for (_, old), news in found.items() if len(news) == 1 and news != {old}}

@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.compaction.apply import apply_plan
-from hardconcrete.compaction.architecture import classes_of, shapes_of
+from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.errors import ArgumentError
+from hardconcrete.units.configuration import shapes_of
 
 KEY = "_hardconcrete_plan"
 """The name of a compacted model's plan in its ``__dict__``, where torch does not look."""
@@ -146,7 +147,10 @@ class CompactionPlan:
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
-            {path: Configuration(**c) for path, c in content.get("configurations", {}).items()},
+            {
+                path: Configuration(c["numbers"], tuple(c["not_described"]))
+                for path, c in content.get("configurations", {}).items()
+            },
         )
 
     @staticmethod
@@ -245,14 +249,11 @@ def _joined_configurations(
     first: Mapping[str, Configuration], second: Mapping[str, Configuration]
 ) -> dict[str, Configuration]:
     """The numbers of both plans. The second says whether they are complete."""
-    unchanged = Configuration({})
-    return {
-        path: Configuration(
-            {**first.get(path, unchanged).numbers, **second.get(path, unchanged).numbers},
-            second.get(path, unchanged).is_complete,
-        )
-        for path in {**first, **second}
-    }
+    joined = {**first, **second}
+    for path in first.keys() & second.keys():
+        numbers = {**first[path].numbers, **second[path].numbers}
+        joined[path] = replace(second[path], numbers=numbers)
+    return joined
 
 
 def _spread(scale: Scale, earlier: Cuts) -> Scale:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hardconcrete.errors import CompactionError
 from hardconcrete.units import Group
-from hardconcrete.units.group import alike
+from hardconcrete.units.uniform import Classes, by_classes
 
 Costs = Callable[[Tensor], Tensor]
 """Takes a mask of open units in float64; returns each cost as a fraction of its limit."""
@@ -33,7 +33,7 @@ def select_units(
     costs: Costs,
     *,
     round_to: int = 1,
-    uniform: bool = False,
+    classes: Classes = (),
     settings: "SelectionSettings | None" = None,
 ) -> Tensor:
     """Close units until every cost is within its limit; then open units that still fit.
@@ -48,7 +48,7 @@ def select_units(
         is_open: the mask of units that are open now, 0 or 1.
         costs: the costs of the compacted model.
         round_to: widths become multiples of this, except in groups with fewer units.
-        uniform: the same groups of all layers keep equally many units; see ``alike``.
+        classes: names of groups that keep equally many units; see ``uniform_classes``.
         settings: what else is known about the costs.
 
     Returns:
@@ -65,8 +65,8 @@ def select_units(
         raise CompactionError("the importance of a unit is not a number: check the loss")
     settings = SelectionSettings() if settings is None else settings
     limits = _Limits(costs, settings, is_open.device)
-    classes = alike(groups) if uniform else [(group,) for group in groups]
-    mask = _Mask(score, classes, is_open.detach().double().cpu().clone(), round_to)
+    together = by_classes(groups, classes)
+    mask = _Mask(score, together, is_open.detach().double().cpu().clone(), round_to)
     mask.round_up()
     _close(mask, limits)
     while _open_what_fits(mask, limits):  # where layers select inputs, more units can cost less

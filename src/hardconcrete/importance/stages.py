@@ -18,6 +18,7 @@ from hardconcrete.importance.refit import RefitResult, refit
 from hardconcrete.importance.score import measure_importance
 from hardconcrete.importance.select import Costs, SelectionSettings, select_units
 from hardconcrete.units.group import raw_parameter
+from hardconcrete.units.uniform import Classes
 
 CostTargetsAt = Callable[[float], tuple[Costs, SelectionSettings]]
 """Takes the progress, 0 at the start and 1 at the limits; see ``CostTargets``."""
@@ -117,7 +118,7 @@ def prune_in_stages(
     *,
     stages: int,
     round_to: int = 1,
-    uniform: bool = False,
+    classes: Classes = (),
     on_progress: OnProgress = lambda _, __: None,
 ) -> None:
     """Prune a model until its costs are within their limits.
@@ -127,7 +128,7 @@ def prune_in_stages(
         targets: the costs, relative to their targets at a stage.
         stages: how often importance is measured, units are closed and weights are re-fitted.
         round_to: widths are multiples of this after the last stage.
-        uniform: the same groups of all layers keep equally many units.
+        classes: names of groups that keep equally many units.
         on_progress: called before each step of a stage.
     """
     for stage in range(1, stages + 1):
@@ -147,7 +148,7 @@ def prune_in_stages(
             state.is_open,
             costs,
             round_to=size,
-            uniform=uniform,
+            classes=classes,
             settings=settings,
         )
         on_progress(stage, "re-fit")

@@ -23,6 +23,7 @@ from hardconcrete.objective.projection import (
     refuse_another_model,
     warn_of_distance,
 )
+from hardconcrete.units.uniform import Classes, uniform_classes
 
 _KINDS: dict[str, type["Budget"]] = {}
 """The class for each value of ``by``."""
@@ -78,7 +79,7 @@ class Budget:
     gated: GatedModel
     steps: int | None
     round_to: int
-    uniform: bool
+    classes: Classes
     measure_every: int | None
     constraints: tuple[Constraint, ...]
     limits: Tensor
@@ -117,7 +118,8 @@ class Budget:
         limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
         self.gated = gated
         self.steps = None if steps is None else int(steps)
-        self.round_to, self.uniform, self.measure_every = int(round_to), uniform, measure_every
+        self.round_to, self.measure_every = int(round_to), measure_every
+        self.classes = uniform_classes(gated.groups, gated.model) if uniform else ()
         self.constraints = constraints(gated, limits, units, latency_ms)
         self.limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
@@ -183,11 +185,13 @@ class Budget:
         """
         gated = self.gated if gated is None else gated
         refuse_another_model(self.gated, gated)
+        if uniform and not self.classes:
+            self.classes = uniform_classes(self.gated.groups, self.gated.model)
         mask = project(
             gated,
             self.constraints,
             round_to=round_to,
-            uniform=uniform or self.uniform,
+            classes=self.classes,
             batches=batches,
             loss=loss,
             importance=self._measured(),

@@ -212,7 +212,7 @@ class ImportanceBudget(Budget, by="importance"):
             is_open,
             costs,
             round_to=self.round_to,
-            uniform=self.uniform,
+            classes=self.classes,
             settings=settings,
         )
         self._mask.copy_(kept > 0)
@@ -253,7 +253,7 @@ class ImportanceBudget(Budget, by="importance"):
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""
         words = [f"{c.name} {c.limit:.6g}" for c in self.constraints]
-        words += [str(self.round_to), *["uniform"] * self.uniform]
+        words += [str(self.round_to), *["uniform"] * bool(self.classes)]
         return [zlib.crc32(" ".join(words).encode()), self._length]
 
 

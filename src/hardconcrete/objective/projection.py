@@ -29,7 +29,7 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import BAND, Constraint, cheapest_mask, delivered, expected
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.units import Group
-from hardconcrete.units.group import alike
+from hardconcrete.units.uniform import Classes, by_classes
 
 RELATIVE_ROUNDING = 1e-12
 """Relative rounding of a sum in float64. A cost above its limit by less keeps the limit."""
@@ -43,7 +43,7 @@ class Widths:
     """Which numbers of units a group may keep; see ``project``."""
 
     round_to: int = 1
-    uniform: bool = False
+    classes: Classes = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def project(
     limits: Sequence[Constraint] = (),
     *,
     round_to: int = 1,
-    uniform: bool = False,
+    classes: Classes = (),
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
     importance: Tensor | None = None,
@@ -94,7 +94,7 @@ def project(
         gated: the model with its gates.
         limits: the costs that the mask has to keep; without any, only widths change.
         round_to: widths are multiples of this, as far as a group has as many units.
-        uniform: the same groups of all layers keep equally many units.
+        classes: names of groups that keep equally many units.
         batches: your batches, to choose units by importance and to re-fit the weights that stay.
         loss: calls the model on a batch and returns a scalar.
         importance: of every unit, as a budget measured it; it decides where there are no batches.
@@ -107,12 +107,12 @@ def project(
         >>> (project(gated, round_to=2).values > 0).tolist()
         [True, True, True, True, False, False]
     """
-    min_units, widths = units_of_closed_groups(gated, round_to), Widths(round_to, uniform)
+    min_units, widths = units_of_closed_groups(gated, round_to), Widths(round_to, classes)
     if batches is not None and loss is not None:
         state = PruningState(copy.deepcopy(gated), keep_batches(batches, DEFAULT_EXAMPLES), loss)
         targets = CostTargets(state.gated, limits, state.is_open)
         stages = stages_for(targets.log_reduction)
-        prune_in_stages(state, targets, stages=stages, round_to=round_to, uniform=uniform)
+        prune_in_stages(state, targets, stages=stages, round_to=round_to, classes=classes)
         warn_not_refitted(state)
         return Projection(state.gated, state.gates, min_units)
     if importance is not None and importance.any():
@@ -138,7 +138,7 @@ def _most_important(
         was_open,
         costs,
         round_to=widths.round_to,
-        uniform=widths.uniform,
+        classes=widths.classes,
         settings=settings,
     )
     return kept > 0
@@ -153,7 +153,7 @@ def _most_certain(gated: GatedModel, limits: Sequence[Constraint], widths: Width
     of it stays in any case.
     """
     is_open, loose, every = gated.gates.is_open(), list[Block](), list[Block]()
-    for groups in alike(gated.groups) if widths.uniform else [(g,) for g in gated.groups]:
+    for groups in by_classes(gated.groups, widths.classes):
         blocks = _joined([_blocks(g, gated, is_open, widths.round_to) for g in groups])
         every += blocks
         loose += blocks[1:] if any(is_open[g.slice].any() for g in groups) else blocks

@@ -26,6 +26,7 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
+from hardconcrete.units.uniform import uniform_classes
 
 
 def prune(
@@ -96,6 +97,7 @@ def prune(
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         inputs = example_inputs, kwargs
         state = attach_open_gates(model, inputs, batches, loss, request, examples)
+        classes = uniform_classes(state.gated.groups, state.gated.model) if uniform else ()
         targets = CostTargets(state.gated, request.constraints(state.gated), state.is_open)
         if targets.is_met:
             _warn_nothing_to_prune(request)
@@ -105,7 +107,7 @@ def prune(
                 targets,
                 stages=stages,
                 round_to=round_to,
-                uniform=uniform,
+                classes=classes,
                 on_progress=bar.say,
             )
         bar.finish("verifying")

@@ -1,6 +1,5 @@
 """A group: units with the same axes of parameters, which are removed one by one."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -103,23 +102,3 @@ def in_order(groups: Iterable[Group]) -> tuple[Group, ...]:
         placed.append(replace(group, index=len(placed), start=start))
         start += group.units
     return tuple(placed)
-
-
-def alike(groups: Iterable[Group]) -> list[tuple[Group, ...]]:
-    """The groups in classes: the same place in each layer, with equally many units.
-
-    The names of a class differ only in their numbers: ``layers.0.mlp.up`` and ``layers.1.mlp.up``.
-
-    Example:
-        >>> parts = [("layers.0.up", 8), ("head", 8), ("layers.1.up", 8), ("layers.2.up", 6)]
-        >>> groups = in_order(Group(name, "neuron", units, (), 1) for name, units in parts)
-        >>> [[group.name for group in groups] for groups in alike(groups)]
-        [['layers.0.up', 'layers.1.up'], ['head'], ['layers.2.up']]
-    """
-    classes: dict[tuple[object, ...], list[Group]] = {}
-    for group in groups:
-        place = re.sub(r"\d+", "#", group.name)
-        classes.setdefault((place, group.kind, group.keeps_one, group.dense_units), []).append(
-            group
-        )
-    return [tuple(each) for each in classes.values()]
