@@ -212,10 +212,10 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
     """The plan as a module, with new values of attributes, and as a graph."""
     if form != "graph":
-        plans = [*plans_with_numbers(replace(plan, form="module"), plain)]
+        plans, first = plans_with_numbers(replace(plan, form="module"), plain)
         yield from plans
         for guess in size_guesses(plan, plain):
-            yield replace(plans[-1], attributes={**plan.attributes, **guess})
+            yield replace(first, attributes={**first.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")
 

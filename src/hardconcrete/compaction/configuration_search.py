@@ -17,6 +17,7 @@ from torch import nn
 from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.size_attributes import is_of_torch
+from hardconcrete.compaction.unit_counts import unit_counts
 from hardconcrete.graph.propagate import named_tensors
 from hardconcrete.units.configuration import (
     Numbers,
@@ -36,23 +37,43 @@ MAX_CHANGES_IN_PAIRS = 12
 """Up to so many changes are tried two at a time."""
 
 
-def plans_with_numbers(plan: CompactionPlan, plain: nn.Module) -> Iterator[CompactionPlan]:
-    """The plan with configurations that describe the small model, the best first."""
+def plans_with_numbers(
+    plan: CompactionPlan, plain: nn.Module
+) -> tuple[list[CompactionPlan], CompactionPlan]:
+    """The plan with numbers for configurations, the best first; and the one to guess from."""
     found = dict(_configurations(plan, plain))
     complete = {path: search for path, search in found.items() if search.is_complete}
+    partial = {path: search for path, search in found.items() if not search.is_complete}
+    plans = list[CompactionPlan]()
     if complete:
         attributes = dict(plan.attributes)
         for path, search in complete.items():
             attributes |= search.attributes(path.rpartition(".")[0])
-        yield _with(plan, complete, attributes=attributes)
-        yield _with(plan, complete)
-    partial = {path: search for path, search in found.items() if not search.is_complete}
-    yield _with(plan, partial)
+        plans += [_with(plan, complete, attributes=attributes), _with(plan, complete)]
+    bare = _with(plan, partial)
+    attributes = dict(plan.attributes)
+    for path, search in partial.items():
+        attributes |= _counted(plan, path, search)
+    counted = _with(plan, partial, attributes=attributes)
+    return [*plans, counted, bare] if counted != bare else [*plans, bare], counted
+
+
+def _counted(plan: CompactionPlan, path: str, search: "_Search") -> Numbers:
+    """The numbers of units that modules keep; those of the configuration go to the search."""
+    prefix = path[: path.rfind(".") + 1]
+    groups = {
+        name.removeprefix(prefix): group
+        for name, group in plan.groups.items()
+        if name.startswith(prefix) and len(group.kept) < group.units
+    }
+    search.counts, attributes = unit_counts(search.module, search.config, groups)
+    return {f"{prefix}{name}": number for name, number in attributes.items()}
 
 
 def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
     configurations = {
-        path: Configuration(search.numbers, search.not_described) for path, search in found.items()
+        path: Configuration(search.counts | search.numbers, search.not_described)
+        for path, search in found.items()
     }
     return replace(plan, configurations=configurations, **changes)
 
@@ -99,6 +120,7 @@ class _Search:
         config: its configuration.
         wanted: the shapes of the small module.
         numbers: what was found.
+        counts: numbers of units on which no shape depends.
         built: the shapes that the class built so far.
     """
 
@@ -107,6 +129,7 @@ class _Search:
     wanted: Shapes
     plan: CompactionPlan
     numbers: Numbers = field(default_factory=dict)
+    counts: Numbers = field(default_factory=dict)
     built: dict[frozenset[Change], Shapes | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
