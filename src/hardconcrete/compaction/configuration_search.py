@@ -17,7 +17,7 @@ from torch import nn
 from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.size_attributes import is_of_torch
-from hardconcrete.compaction.unit_counts import unit_counts
+from hardconcrete.compaction.unit_counts import multiple_counts, unit_counts
 from hardconcrete.graph.propagate import named_tensors
 from hardconcrete.units.configuration import (
     Numbers,
@@ -25,6 +25,7 @@ from hardconcrete.units.configuration import (
     build,
     built_shapes,
     configurations_in,
+    moved_places,
     shapes_of,
     values_in,
 )
@@ -51,28 +52,48 @@ def plans_with_numbers(
             attributes |= search.attributes(path.rpartition(".")[0])
         plans += [_with(plan, complete, attributes=attributes), _with(plan, complete)]
     bare = _with(plan, partial)
-    attributes = dict(plan.attributes)
-    for path, search in partial.items():
-        attributes |= _counted(plan, path, search)
-    counted = _with(plan, partial, attributes=attributes)
-    return [*plans, counted, bare] if counted != bare else [*plans, bare], counted
+    counted, *others = _counted(plan, partial)
+    return [*plans, counted, *[bare] * (bare != counted), *others], counted
 
 
-def _counted(plan: CompactionPlan, path: str, search: "_Search") -> Numbers:
-    """The numbers of units that modules keep; those of the configuration go to the search."""
-    prefix = path[: path.rfind(".") + 1]
-    groups = {
-        name.removeprefix(prefix): group
-        for name, group in plan.groups.items()
-        if name.startswith(prefix) and len(group.kept) < group.units
-    }
-    search.counts, attributes = unit_counts(search.module, search.config, groups)
+def _counted(plan: CompactionPlan, found: "Mapping[str, _Search]") -> list[CompactionPlan]:
+    """With the units that modules count; then also with each number that may count copies."""
+    counts, attributes = dict[str, Numbers](), dict(plan.attributes)
+    more = list[tuple[dict[str, Numbers], Numbers]]()
+    for path, search in found.items():
+        prefix = path[: path.rfind(".") + 1]
+        groups = {
+            name.removeprefix(prefix): group
+            for name, group in plan.groups.items()
+            if name.startswith(prefix) and len(group.kept) < group.units
+        }
+        part = search.module, search.config, groups
+        counts[path], here = unit_counts(*part, moved_places(search.dense, search.wanted))
+        attributes |= _inside(prefix, here)
+        more += [({path: n}, _inside(prefix, a)) for n, a in multiple_counts(*part)]
+    plans = [_with(plan, found, counts, attributes=attributes)]
+    for numbers, others in more:
+        ((path, new),) = numbers.items()
+        both = counts | {path: counts[path] | new}
+        plans.append(_with(plan, found, both, attributes=attributes | others))
+    return plans
+
+
+def _inside(prefix: str, attributes: Numbers) -> Numbers:
     return {f"{prefix}{name}": number for name, number in attributes.items()}
 
 
-def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
+def _with(
+    plan: CompactionPlan,
+    found: "Mapping[str, _Search]",
+    counts: Mapping[str, Numbers] | None = None,
+    **changes: Any,
+) -> CompactionPlan:
+    """The plan with the numbers that were found for each configuration."""
     configurations = {
-        path: Configuration(search.counts | search.numbers, search.not_described)
+        path: Configuration(
+            {**(counts or {}).get(path, {}), **search.numbers}, search.not_described
+        )
         for path, search in found.items()
     }
     return replace(plan, configurations=configurations, **changes)
@@ -120,7 +141,6 @@ class _Search:
         config: its configuration.
         wanted: the shapes of the small module.
         numbers: what was found.
-        counts: numbers of units on which no shape depends.
         built: the shapes that the class built so far.
     """
 
@@ -129,7 +149,6 @@ class _Search:
     wanted: Shapes
     plan: CompactionPlan
     numbers: Numbers = field(default_factory=dict)
-    counts: Numbers = field(default_factory=dict)
     built: dict[frozenset[Change], Shapes | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

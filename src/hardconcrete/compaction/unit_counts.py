@@ -6,17 +6,26 @@ module keeps that number.
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from hardconcrete.compaction.plan import KeptUnits
 from hardconcrete.compaction.size_attributes import is_of_torch
-from hardconcrete.units.configuration import Numbers, build, values_in
+from hardconcrete.units.configuration import (
+    Numbers,
+    Places,
+    build,
+    moved_places,
+    shapes_of,
+    values_in,
+)
+from hardconcrete.units.uniform import place
 
 
 def unit_counts(
-    module: nn.Module, config: Any, groups: Mapping[str, KeptUnits]
+    module: nn.Module, config: Any, groups: Mapping[str, KeptUnits], cut: Places
 ) -> tuple[Numbers, Numbers]:
     """New numbers of the configuration, and new integers of modules by path and name.
 
@@ -26,22 +35,74 @@ def unit_counts(
         module: the dense module.
         config: its configuration.
         groups: the units that stay, by name of the group inside the module.
+        cut: the dimensions that lose indices. A number that moves others counts no units.
     """
     numbers: Numbers = {}
     attributes: Numbers = {}
-    holders = {path: group for name, group in groups.items() for path in _holders(module, name)}
-    counts = {group.units for group in holders.values()}
-    for name, value in values_in(config).items():
-        if type(value) is int and value > 1 and value in counts:
-            found = {
-                f"{path}.{attribute}": len(holders[path].kept)
-                for path, attribute in _kept_by_modules(module, config, name, value)
-                if path in holders and holders[path].units == value
-            }
-            attributes |= found
-            if len({*found.values()}) == 1:
-                numbers[name] = found.popitem()[1]
+    for name, found in _counts(module, config, groups):
+        exact = all(each.units == each.before for each in found.values())
+        if exact and _in_any_layer(_moved(module, config, name)) <= _in_any_layer(cut):
+            attributes |= {path: each.after for path, each in found.items()}
+            numbers |= _agreed(name, found)
     return numbers, attributes
+
+
+def multiple_counts(
+    module: nn.Module, config: Any, groups: Mapping[str, KeptUnits]
+) -> Iterator[tuple[Numbers, Numbers]]:
+    """The same for each number that is a multiple of the units: perhaps the number of query heads.
+
+    Or it is something else: try the forward.
+    """
+    for name, found in _counts(module, config, groups):
+        if any(each.units != each.before for each in found.values()):
+            yield _agreed(name, found), {path: each.after for path, each in found.items()}
+
+
+def _in_any_layer(places: Places) -> Places:
+    """The same without the numbers of layers: of some layers nothing may be cut."""
+    return {(place(name), dim) for name, dim in places}
+
+
+def _moved(module: nn.Module, config: Any, name: str) -> Places:
+    built, _ = _with_another(module, config, name, values_in(config)[name])
+    return set() if built is None else moved_places(shapes_of(module), shapes_of(built))
+
+
+@dataclass(frozen=True)
+class _Count:
+    """An integer of a module, and the units of its group."""
+
+    before: int
+    units: int
+    kept: int
+
+    @property
+    def after(self) -> int:
+        return self.before // self.units * self.kept
+
+
+def _counts(
+    module: nn.Module, config: Any, groups: Mapping[str, KeptUnits]
+) -> Iterator[tuple[str, dict[str, _Count]]]:
+    """For each number of the configuration, the integers of modules that may count units."""
+    holders = {path: group for name, group in groups.items() for path in _holders(module, name)}
+    units = {group.units for group in holders.values()} - {1}
+    for name, value in values_in(config).items():
+        if type(value) is int and any(value % each == 0 for each in units):
+            found = {
+                f"{path}.{attribute}": _Count(value, holders[path].units, len(holders[path].kept))
+                for path, attribute in _kept_by_modules(module, config, name, value)
+                if path in holders and value % holders[path].units == 0
+            }
+            if found:
+                yield name, found
+
+
+def _agreed(name: str, found: Mapping[str, _Count]) -> Numbers:
+    """The new number of a configuration, where all modules have the same."""
+    numbers = {each.after for each in found.values()}
+    return {name: numbers.pop()} if len(numbers) == 1 else {}
 
 
 def _holders(module: nn.Module, group: str) -> Iterator[str]:

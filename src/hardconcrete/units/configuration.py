@@ -23,6 +23,10 @@ Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by name."""
 
 
+Places = set[tuple[str, int]]
+"""Dimensions of tensors."""
+
+
 def shapes_of(model: nn.Module) -> Shapes:
     """The shape of every parameter and buffer, under each of its names."""
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
@@ -121,3 +125,15 @@ def built_shapes(module: nn.Module, config: Any, numbers: Mapping[str, int]) -> 
         return shapes_of(build(module, config, numbers))
     except Exception:  # a constructor may fail in any way for numbers that do not fit
         return None
+
+
+def moved_places(dense: Shapes, other: Shapes | None) -> Places:
+    """The dimensions of other sizes; none where the tensors are not the same."""
+    if other is None or other.keys() != dense.keys():
+        return set()
+    return {
+        (name, dim)
+        for name, shape in dense.items()
+        for dim, (old, new) in enumerate(zip(shape, other[name], strict=False))
+        if old != new
+    }

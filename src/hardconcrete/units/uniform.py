@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from hardconcrete.units.configuration import (
-    Shapes,
+    Places,
     built_shapes,
     configurations_in,
+    moved_places,
     shapes_of,
     values_in,
 )
@@ -62,10 +63,6 @@ def _kind(group: Group) -> tuple[object, ...]:
     return group.kind, group.keeps_one, group.dense_units
 
 
-Places = set[tuple[str, int]]
-"""Dimensions of tensors."""
-
-
 def _is_moved(groups: Sequence[Group], moved: Places) -> bool:
     return any((axis.tensor, axis.dim) in moved for group in groups for axis in group.axes)
 
@@ -86,19 +83,7 @@ def _moved_together(model: nn.Module) -> Iterator[Places]:
                 if type(value) is int and value > 1:
                     trials = (value // 2, value - 1, 2 * value)
                     shapes = (built_shapes(module, config, {name: n}) for n in trials)
-                    moved = next((m for s in shapes if (m := _moved(dense, s))), set())
+                    moved = next((m for s in shapes if (m := moved_places(dense, s))), set())
                     yield {(f"{prefix}{tensor}", dim) for tensor, dim in moved}
             if not path:
                 return
-
-
-def _moved(dense: Shapes, other: Shapes | None) -> Places:
-    """The dimensions of other sizes, where the tensors are the same."""
-    if other is None or other.keys() != dense.keys():
-        return set()
-    return {
-        (name, dim)
-        for name, shape in dense.items()
-        for dim, (old, new) in enumerate(zip(shape, other[name], strict=False))
-        if old != new
-    }
