@@ -185,7 +185,8 @@ FAMILIES = [
     _encoder("mpnet", "MPNet"),
     _encoder("roformer", "RoFormer"),
     _encoder("modernbert", "ModernBert", global_attn_every_n_layers=2),
-    _encoder("deberta-v2", "DebertaV2", facts={**NO_HEADS, "describes": "all"}),
+    _encoder("deberta-v2", "DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"],
+             facts={**NO_HEADS, "describes": "all"}),
     _encoder("fnet", "FNet", facts={**NO_HEADS, "describes": "all"}),
     _encoder("convbert", "ConvBert", embedding_size=24, facts={**NO_HEADS, "describes": "all"}),
     _encoder("mobilebert", "MobileBert", hidden_size=48, embedding_size=16,
@@ -266,7 +267,7 @@ FAMILIES = [
            describes="feed-forward"),
     Family("siglip", "SiglipModel", "SiglipConfig",
            {"text_config": {**ENCODER, "projection_size": 32}, "vision_config": VISION}, "both",
-           tokens=64, describes="nothing"),
+           tokens=64, describes="feed-forward"),
 ]  # fmt: skip
 """Every family; ``EVERY_DAY`` is tested by default."""
 

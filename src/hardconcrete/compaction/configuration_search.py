@@ -8,14 +8,14 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
 from hardconcrete.compaction.configuration import Configuration
-from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.plan import CompactionPlan, KeptUnits
 from hardconcrete.compaction.size_attributes import is_of_torch
 from hardconcrete.compaction.unit_counts import multiple_counts, unit_counts
 from hardconcrete.graph.propagate import named_tensors
@@ -40,7 +40,7 @@ MAX_CHANGES_IN_PAIRS = 12
 
 def plans_with_numbers(
     plan: CompactionPlan, plain: nn.Module
-) -> tuple[list[CompactionPlan], CompactionPlan]:
+) -> tuple[Iterator[CompactionPlan], CompactionPlan]:
     """The plan with numbers for configurations, the best first; and the one to guess from."""
     found = dict(_configurations(plan, plain))
     complete = {path: search for path, search in found.items() if search.is_complete}
@@ -50,53 +50,53 @@ def plans_with_numbers(
         attributes = dict(plan.attributes)
         for path, search in complete.items():
             attributes |= search.attributes(path.rpartition(".")[0])
-        plans += [_with(plan, complete, attributes=attributes), _with(plan, complete)]
-    bare = _with(plan, partial)
-    counted, *others = _counted(plan, partial)
-    return [*plans, counted, *[bare] * (bare != counted), *others], counted
+        plans = [_with(plan, complete, attributes=attributes), _with(plan, complete)]
+    bare, counted = _with(plan, partial), _with(plan, partial)
+    for path, search in partial.items():
+        cut = moved_places(search.dense, search.wanted)
+        groups = _groups_in(plan, path)
+        counted = _counted(counted, path, *unit_counts(search.module, search.config, groups, cut))
+    plans += [counted] if counted == bare else [counted, bare]
+    return chain(plans, _with_copies(counted, partial)), counted
 
 
-def _counted(plan: CompactionPlan, found: "Mapping[str, _Search]") -> list[CompactionPlan]:
-    """With the units that modules count; then also with each number that may count copies."""
-    counts, attributes = dict[str, Numbers](), dict(plan.attributes)
-    more = list[tuple[dict[str, Numbers], Numbers]]()
-    for path, search in found.items():
-        prefix = path[: path.rfind(".") + 1]
-        groups = {
-            name.removeprefix(prefix): group
-            for name, group in plan.groups.items()
-            if name.startswith(prefix) and len(group.kept) < group.units
-        }
-        part = search.module, search.config, groups
-        counts[path], here = unit_counts(*part, moved_places(search.dense, search.wanted))
-        attributes |= _inside(prefix, here)
-        more += [({path: n}, _inside(prefix, a)) for n, a in multiple_counts(*part)]
-    plans = [_with(plan, found, counts, attributes=attributes)]
-    for numbers, others in more:
-        ((path, new),) = numbers.items()
-        both = counts | {path: counts[path] | new}
-        plans.append(_with(plan, found, both, attributes=attributes | others))
-    return plans
-
-
-def _inside(prefix: str, attributes: Numbers) -> Numbers:
-    return {f"{prefix}{name}": number for name, number in attributes.items()}
-
-
-def _with(
-    plan: CompactionPlan,
-    found: "Mapping[str, _Search]",
-    counts: Mapping[str, Numbers] | None = None,
-    **changes: Any,
-) -> CompactionPlan:
+def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) -> CompactionPlan:
     """The plan with the numbers that were found for each configuration."""
     configurations = {
-        path: Configuration(
-            {**(counts or {}).get(path, {}), **search.numbers}, search.not_described
-        )
-        for path, search in found.items()
+        path: Configuration(search.numbers, search.not_described) for path, search in found.items()
     }
     return replace(plan, configurations=configurations, **changes)
+
+
+def _groups_in(plan: CompactionPlan, path: str) -> dict[str, KeptUnits]:
+    """The groups of a configuration's module that lose units, by their names inside it."""
+    prefix = path[: path.rfind(".") + 1]
+    return {
+        name.removeprefix(prefix): group
+        for name, group in plan.groups.items()
+        if name.startswith(prefix) and len(group.kept) < group.units
+    }
+
+
+def _counted(
+    plan: CompactionPlan, path: str, numbers: Numbers, attributes: Numbers
+) -> CompactionPlan:
+    """The plan with more numbers for a configuration and for the modules that it builds."""
+    prefix, known = path[: path.rfind(".") + 1], plan.configurations[path]
+    inside = {f"{prefix}{name}": number for name, number in attributes.items()}
+    configuration = replace(known, numbers={**numbers, **known.numbers})
+    return replace(
+        plan,
+        configurations={**plan.configurations, path: configuration},
+        attributes={**plan.attributes, **inside},
+    )
+
+
+def _with_copies(plan: CompactionPlan, found: "Mapping[str, _Search]") -> Iterator[CompactionPlan]:
+    """The plan with each number that may count several copies of a unit."""
+    for path, search in found.items():
+        for numbers in multiple_counts(search.module, search.config, _groups_in(plan, path)):
+            yield _counted(plan, path, *numbers)
 
 
 def _configurations(plan: CompactionPlan, plain: nn.Module) -> "Iterator[tuple[str, _Search]]":
