@@ -40,10 +40,27 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+class ReadingAttention(Attention):
+    """Its forward reads the number of heads from the settings, which all layers share."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.settings.heads * self.size
+        parts = self.qkv(x)[..., :size], self.qkv(x)[..., size : 2 * size]
+        parts = *parts, self.qkv(x)[..., 2 * size :]
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class Block(nn.Module):
+    attention_kind = Attention
+
     def __init__(self, settings: Settings) -> None:
         super().__init__()
-        self.attention = Attention(settings)
+        self.attention = self.attention_kind(settings)
         self.up = nn.Linear(settings.width, settings.part.inner)
         self.down = nn.Linear(settings.part.inner, settings.width)
 
@@ -52,11 +69,17 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(x)))
 
 
+class ReadingBlock(Block):
+    attention_kind = ReadingAttention
+
+
 class Network(nn.Module):
+    block_kind = Block
+
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.settings = settings
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.blocks = nn.ModuleList(self.block_kind(settings) for _ in range(settings.layers))
         self.head = nn.Linear(settings.width, 5)
         self.files: list[str] = []
 
@@ -67,6 +90,12 @@ class Network(nn.Module):
 
     def save_pretrained(self, folder: str) -> None:
         self.files.append(folder)
+
+
+class Reading(Network):
+    """Its layers read the settings in their forwards."""
+
+    block_kind = ReadingBlock
 
 
 class Scaled(Network):

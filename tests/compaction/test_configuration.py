@@ -15,6 +15,7 @@ from tests.compaction.configured import (
     HEADS,
     WIDTHS,
     Network,
+    Reading,
     Scaled,
     Wrapped,
     network,
@@ -57,6 +58,26 @@ def test_numbers_that_differ_between_layers_stay() -> None:
     for copied in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
         with pytest.raises(CompactionError, match=r"uniform=True, and leave out with exclude"):
             copied.save_pretrained("a folder")
+
+
+def test_a_number_of_some_layers_only() -> None:
+    """A layer that lost no head has as many as the configuration says."""
+    small: Any = hc.compact(network(), x(), keep={HEADS[0]: [0, 1, 3]})
+    assert small.settings.heads == 4
+    assert [block.attention.num_heads for block in small.blocks] == [3, 4]
+
+
+def test_layers_that_read_the_configuration(tmp_path: Path) -> None:
+    """Each gets a copy with its own numbers."""
+    small: Any = hc.compact(network(Reading), x(), keep={HEADS[0]: [0], HEADS[1]: [0, 1, 2]})
+    assert hc.CompactionPlan.of(small).form == "module"
+    assert [block.attention.settings.heads for block in small.blocks] == [1, 3]
+    assert small.settings.heads == 4
+    hc.save(tmp_path / "small.safetensors", small)
+    loaded: Any = hc.load(tmp_path / "small.safetensors", network(Reading))
+    assert [block.attention.settings.heads for block in loaded.blocks] == [1, 3]
+    with pytest.raises(CompactionError, match="another architecture: here is no module"):
+        hc.CompactionPlan.of(small).apply(network())
 
 
 def test_heads_alike_that_no_number_describes() -> None:

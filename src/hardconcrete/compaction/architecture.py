@@ -2,6 +2,7 @@
 
 import hashlib
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -49,12 +50,20 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             "the plan is for another architecture: modules here are of other classes than in the "
             "plan"
         )
-    paths = dict(model.named_modules(remove_duplicate=False)).keys()
     for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
-        if path not in paths:
+        if path and not _has(model, path):
             raise CompactionError(
                 f"the plan is for another architecture: here is no module {path!r}"
             )
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    """Whether a module is there, or a configuration of one."""
+    try:
+        attrgetter(path)(model)
+    except AttributeError:
+        return False
+    return True
 
 
 def _shape_in_words(shapes: Shapes, name: str) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.compaction.plan import CompactionPlan, KeptUnits
 from hardconcrete.compaction.size_attributes import is_of_torch
-from hardconcrete.compaction.unit_counts import multiple_counts, unit_counts
+from hardconcrete.compaction.unit_counts import counts_of_layers, multiple_counts, unit_counts
 from hardconcrete.graph.propagate import named_tensors
 from hardconcrete.units.configuration import (
     Numbers,
@@ -69,12 +69,12 @@ def _with(plan: CompactionPlan, found: "Mapping[str, _Search]", **changes: Any) 
 
 
 def _groups_in(plan: CompactionPlan, path: str) -> dict[str, KeptUnits]:
-    """The groups of a configuration's module that lose units, by their names inside it."""
+    """The groups of a configuration's module, by their names inside it."""
     prefix = path[: path.rfind(".") + 1]
     return {
         name.removeprefix(prefix): group
         for name, group in plan.groups.items()
-        if name.startswith(prefix) and len(group.kept) < group.units
+        if name.startswith(prefix)
     }
 
 
@@ -93,10 +93,13 @@ def _counted(
 
 
 def _with_copies(plan: CompactionPlan, found: "Mapping[str, _Search]") -> Iterator[CompactionPlan]:
-    """The plan with each number that may count several copies of a unit."""
+    """With each number that may count several copies of a unit, or that layers may read."""
     for path, search in found.items():
-        for numbers in multiple_counts(search.module, search.config, _groups_in(plan, path)):
-            yield _counted(plan, path, *numbers)
+        part = search.module, search.config, _groups_in(plan, path)
+        for numbers, attributes in multiple_counts(*part):
+            yield _counted(plan, path, numbers, attributes)
+        for attributes in counts_of_layers(*part):
+            yield _counted(plan, path, {}, attributes)
 
 
 def _configurations(plan: CompactionPlan, plain: nn.Module) -> "Iterator[tuple[str, _Search]]":

@@ -17,6 +17,7 @@ from hardconcrete.units.configuration import (
     Numbers,
     Places,
     build,
+    is_configuration,
     moved_places,
     shapes_of,
     values_in,
@@ -34,7 +35,7 @@ def unit_counts(
     Args:
         module: the dense module.
         config: its configuration.
-        groups: the units that stay, by name of the group inside the module.
+        groups: the units that stay, by name of each group inside the module.
         cut: the dimensions that lose indices. A number that moves others counts no units.
     """
     numbers: Numbers = {}
@@ -42,7 +43,7 @@ def unit_counts(
     for name, found in _counts(module, config, groups):
         exact = all(each.units == each.before for each in found.values())
         if exact and _in_any_layer(_moved(module, config, name)) <= _in_any_layer(cut):
-            attributes |= {path: each.after for path, each in found.items()}
+            attributes |= _changes(found)
             numbers |= _agreed(name, found)
     return numbers, attributes
 
@@ -56,7 +57,25 @@ def multiple_counts(
     """
     for name, found in _counts(module, config, groups):
         if any(each.units != each.before for each in found.values()):
-            yield _agreed(name, found), {path: each.after for path, each in found.items()}
+            yield _agreed(name, found), _changes(found)
+
+
+def counts_of_layers(
+    module: nn.Module, config: Any, groups: Mapping[str, KeptUnits]
+) -> Iterator[Numbers]:
+    """Numbers for configurations of the layers' own: their forwards may read them there."""
+    holders = {path: group for name, group in groups.items() for path in _holders(module, name)}
+    nodes = {"": config, **{k: v for k, v in values_in(config).items() if is_configuration(v)}}
+    for node in nodes.values():
+        for name, value in vars(node).items():
+            found = {
+                f"{path}.{attribute}.{name}": _Count(value, group.units, len(group.kept))
+                for path, group in holders.items()
+                for attribute, each in vars(module.get_submodule(path)).items()
+                if each is node and type(value) is int and value % group.units == 0
+            }
+            if found:
+                yield _changes(found)
 
 
 def _in_any_layer(places: Places) -> Places:
@@ -87,7 +106,7 @@ def _counts(
 ) -> Iterator[tuple[str, dict[str, _Count]]]:
     """For each number of the configuration, the integers of modules that may count units."""
     holders = {path: group for name, group in groups.items() for path in _holders(module, name)}
-    units = {group.units for group in holders.values()} - {1}
+    units = {group.units for group in holders.values() if len(group.kept) < group.units}
     for name, value in values_in(config).items():
         if type(value) is int and any(value % each == 0 for each in units):
             found = {
@@ -97,6 +116,10 @@ def _counts(
             }
             if found:
                 yield name, found
+
+
+def _changes(found: Mapping[str, _Count]) -> Numbers:
+    return {path: each.after for path, each in found.items() if each.after != each.before}
 
 
 def _agreed(name: str, found: Mapping[str, _Count]) -> Numbers:
