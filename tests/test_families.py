@@ -109,3 +109,27 @@ def test_generate(family: Family) -> None:
     with torch.no_grad():
         expected = gated.model.generate(**copy.deepcopy(prompt), **settings)  # type: ignore[operator]
         assert torch.equal(small.generate(**prompt, **settings), expected)  # type: ignore[operator]
+
+
+def test_prune_to_a_checkpoint(tmp_path: Path) -> None:
+    """The whole way: a trained model, importance, re-fit, a folder that the stock class opens."""
+    (family,) = (each for each in FAMILIES if each.name == "qwen3")
+    torch.manual_seed(0)
+    model = family.build()
+    batches = [family.inputs(4)[1] for _ in range(3)]
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        return model(**batch, labels=batch["input_ids"]).loss  # type: ignore[no-any-return]
+
+    small: Any = hc.prune(
+        model, (), batches, loss, kwargs=batches[0], macs=0.6, uniform=True, progress=False
+    )
+    assert small.config.intermediate_size < 48
+    assert (model.config.intermediate_size, model.config.num_key_value_heads) == (48, 2)
+    again = opened(family, small, tmp_path)
+    rows = family.inputs(3)
+    assert apart(outputs(small, rows), outputs(again, rows)) <= 1e-9
+    assert again.num_parameters() == small.num_parameters() < model.num_parameters()
+    prompt = family.prompt(2)
+    lengths = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+    assert torch.equal(again.generate(**prompt, **lengths), small.generate(**prompt, **lengths))
