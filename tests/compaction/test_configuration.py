@@ -100,6 +100,16 @@ def test_plans_and_files_carry_the_numbers(tmp_path: Path) -> None:
         hc.load(tmp_path / "free.safetensors", network()).save_pretrained("")  # type: ignore[operator]
 
 
+def test_frozen_parameters_stay_frozen() -> None:
+    """Building the small model again does not change it."""
+    model = network()
+    model.head.requires_grad_(False)
+    small: Any = hc.compact(model, x(), keep=SOME_WIDTHS)
+    assert hc.CompactionPlan.of(small).configurations["settings"].is_complete
+    assert not small.head.weight.requires_grad
+    assert small.blocks[0].up.weight.requires_grad
+
+
 def test_two_compactions() -> None:
     """The second plan is for the dense model; its configuration is the last one."""
     first: Any = hc.compact(network(), x(), keep=SOME_WIDTHS)

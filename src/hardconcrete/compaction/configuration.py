@@ -37,7 +37,7 @@ class Configuration:
 def rebuilt(module: nn.Module, config: Any) -> nn.Module:
     """The module as its class builds it from its configuration, with the tensors of this one."""
     made = build(module, config, {})
-    made.load_state_dict(module.state_dict(keep_vars=True), assign=True)
+    made.load_state_dict(module.state_dict(), assign=True)
     known = dict(module.named_buffers())
     with torch.no_grad():
         for name, buffer in made.named_buffers():
@@ -104,13 +104,12 @@ class NoPretrainedFile:
 
 def refuse_files(plan: "CompactionPlan", model: nn.Module) -> None:
     """Let ``save_pretrained`` refuse where a configuration does not describe its cut module."""
-    cut = {each.tensor: each.tensor for each in plan.cuts}
+    names = [cut.tensor for cut in plan.cuts]
     for path, configuration in plan.configurations.items():
         prefix = path[: path.rfind(".") + 1]
-        inside = {name for name in cut if name.startswith(prefix)}
         others = {f"{prefix}{name}" for name in configuration.not_described}
-        cut = {name: name for name in cut if name not in inside - others}
+        names = [name for name in names if not name.startswith(prefix) or name in others]
     for path, module in model.named_modules():
-        left = [name for name in cut if name.startswith(f"{path}." if path else "")]
-        if left and hasattr(module, "save_pretrained"):
-            vars(module)["save_pretrained"] = NoPretrainedFile(type(module).__name__, left[0])
+        inside = [name for name in names if name.startswith(f"{path}." if path else "")]
+        if inside and hasattr(module, "save_pretrained"):
+            vars(module)["save_pretrained"] = NoPretrainedFile(type(module).__name__, inside[0])

@@ -185,13 +185,14 @@ class Budget:
         """
         gated = self.gated if gated is None else gated
         refuse_another_model(self.gated, gated)
-        if uniform and not self.classes:
-            self.classes = uniform_classes(self.gated.groups, self.gated.model)
+        classes = self.classes
+        if uniform and not classes:
+            classes = uniform_classes(gated.groups, gated.model)
         mask = project(
             gated,
             self.constraints,
             round_to=round_to,
-            classes=self.classes,
+            classes=classes,
             batches=batches,
             loss=loss,
             importance=self._measured(),
