@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.attention_heads import keep_padding, set_heads
+from hardconcrete.compaction.configuration import refuse_files, set_numbers
 from hardconcrete.compaction.empty_layers import allow_empty
 from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
@@ -62,10 +63,23 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
         for module in before:
             keep_padding(module)
     for name, size in plan.attributes.items():
-        path, _, attribute = name.rpartition(".")
-        model.get_submodule(path).__dict__[attribute] = size
+        _set_attribute(model, name, size)
+    set_numbers(plan, model)
+    refuse_files(plan, model)
     for path, kept in plan.selections.items():
         select_inputs(model.get_submodule(path), kept)
+
+
+def _set_attribute(model: nn.Module, name: str, size: int) -> None:
+    """Set an integer of a module, or of its configuration, which then becomes its own."""
+    *path, attribute = name.split(".")
+    holder: Any = model
+    for part in path:
+        inner = getattr(holder, part)
+        if not isinstance(inner, nn.Module):
+            inner = vars(holder)[part] = copy.copy(inner)
+        holder = inner
+    vars(holder)[attribute] = size
 
 
 def fold(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:

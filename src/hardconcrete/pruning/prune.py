@@ -26,6 +26,7 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
+from hardconcrete.units.uniform import uniform_classes
 
 
 def prune(
@@ -42,6 +43,7 @@ def prune(
     latency_ms: float | None = None,
     units: Limit | Mapping[str, Limit] | None = None,
     round_to: int = 1,
+    uniform: bool = False,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     stages: int = DEFAULT_STAGES,
@@ -74,6 +76,8 @@ def prune(
         latency_ms: milliseconds of one call with the example inputs, on this machine.
         units: units of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
         round_to: widths are multiples of this, except in groups with fewer units.
+        uniform: the same groups of all layers keep equally many units, so that one number in a
+            configuration describes them.
         include: patterns such as ``"layers.*"``: only groups with such names lose units.
         exclude: patterns of groups that lose no units.
         stages: how often importance is measured, units are removed and weights are re-fitted.
@@ -101,11 +105,19 @@ def prune(
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         inputs = example_inputs, kwargs
         state = attach_open_gates(model, inputs, batches, loss, request, examples)
+        classes = uniform_classes(state.gated.groups, state.gated.model) if uniform else ()
         targets = CostTargets(state.gated, request.constraints(state.gated), state.is_open)
         if targets.is_met:
             _warn_nothing_to_prune(request)
         else:
-            prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
+            prune_in_stages(
+                state,
+                targets,
+                stages=stages,
+                round_to=round_to,
+                classes=classes,
+                on_progress=bar.say,
+            )
         bar.finish("verifying")
         small = cut_and_verify(state.gated, state.gates, form=form)
     warn_not_refitted(state)
