@@ -63,12 +63,22 @@ def contract(
     summed_alone = {
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
-    macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
+    macs = 0  # of an outer product
     if summed:
+        macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
         multiplied = [aligned[k] for k in activations]
         heads += [part for part in merged if _operands_along(multiplied, part) > 1]
-    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
+    parts = [*merged, *_fixed_along_parameters(aligned, merged)]
+    record_contraction(state, kind, macs, parts, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
+
+
+def _fixed_along_parameters(
+    aligned: Sequence[Value], merged: Sequence[Component]
+) -> list[Component]:
+    """The dimensions of parameters whose labels all became one, which cannot shrink."""
+    known = {dim for part in merged for dim in part.dims}
+    return [part for part in _parameter_components(aligned) if not known & set(part.dims)]
 
 
 def _fix_within_rigid(
@@ -84,9 +94,7 @@ def _fix_within_rigid(
                 each for each in others if each.shape[dim] > 1 and not each.components_along(dim)
             ]
             if rigid:
-                why = f": {rigid[0].why_rigid}" if rigid[0].why_rigid else ""
-                text = f"it is combined with a tensor that cannot shrink{why}"
-                state.labels.fix(part.labels, state.reason(text))
+                state.labels.fix(part.labels, state.combined_with(rigid[0]))
 
 
 def record_contraction(
