@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.caller_selection import let_caller_select
+from hardconcrete.compaction.idle_sites import warn_of_idle_sites
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
@@ -166,13 +167,15 @@ def cut_and_verify(
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
     plain = plain_copy(dense)
-    plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
+    of_dense = dense_values(gated, values)
+    plan = make_plan(dense, plain, min_units=min_units, values=of_dense)
     reference = copy.deepcopy(gated)
     failures = []
     with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):
             small, failure = _attempt(candidate, plain, reference.model, gated.example)
             if small is not None:
+                warn_of_idle_sites(dense, of_dense, plan, dense.analyze(plain), stacklevel=4)
                 return small
             failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
