@@ -269,6 +269,18 @@ def weight_normed(s: Script, x: Value, out: int) -> Value:
     return s.put(f"{layer}({x})", x.wide(out))
 
 
+@contraction(0.8, *FLAT)
+def experts(s: Script, x: Value, out: int) -> Value:
+    """Data choose two of three matrices for each row."""
+    router = s.own("router", f"nn.Linear({x.channels}, 3)")
+    scale = round((3 * x.channels) ** -0.5, 3)
+    weight = f"nn.Parameter({scale} * torch.randn(3, {out}, {x.channels}))"
+    matrices = s.own("experts", weight)
+    chosen = f"{matrices}[{router}({x}).topk(2).indices]"
+    letters = "btc,btkoc->btko" if x.kind == SEQUENCE else "bc,bkoc->bko"
+    return s.put(f'torch.einsum("{letters}", {x}, {chosen}).sum({x.axis})', x.wide(out))
+
+
 # Operations that only carry what a contraction made.
 
 POINTWISE = (

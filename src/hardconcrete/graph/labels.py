@@ -99,6 +99,11 @@ class Labels:
         known = self._reason[labels]
         self._reason[labels] = known.clamp_max(len(self.reasons) - 1)
 
+    def reason_at(self, root: int) -> Reason | None:
+        """The reason that was recorded at this label itself, without those united with it."""
+        number = int(self._reason[root])
+        return None if number == NO_REASON else self.reasons[number]
+
     def mark_zero_lost(self, labels: Tensor) -> None:
         """Record that an operator maps zeros of these units to other values.
 

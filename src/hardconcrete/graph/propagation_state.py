@@ -134,8 +134,9 @@ class PropagationState:
                 first = labels.narrow(dim, 0, 1)
                 labels = first if (labels == first).all() else labels
             if labels.numel() == 1:
+                known = self.labels.reason_at(int(labels))
                 self.labels.fix(labels, self.reason(text))
-                why = why or f"{text} ({self.reason(text).operator})"
+                why = why or (known or self.reason(text)).cause
             else:
                 parts.append(replace(part, labels=labels))
         return replace(value, components=tuple(parts), why_rigid=why)
