@@ -42,7 +42,7 @@ class MaskedMixture(DenseMixture):
 
 
 class ChosenMatrices(nn.Module):
-    """Stacked weights, of which each row takes those of its two experts. Unit k is in all experts."""
+    """Stacked weights, of which each row takes those of two experts. Unit k is in all experts."""
 
     def __init__(self) -> None:
         super().__init__()

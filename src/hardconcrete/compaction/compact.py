@@ -168,7 +168,7 @@ def cut_and_verify(
     dense = dense_model(gated)
     plain = plain_copy(dense)
     of_dense = dense_values(gated, values)
-    plan = make_plan(dense, plain, min_units=min_units, values=of_dense)
+    plan = make_plan(dense, plain, min_units=min_units, may_empty=True, values=of_dense)
     reference = copy.deepcopy(gated)
     failures = []
     with reference.gates.holding(None, values):
@@ -192,7 +192,8 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
                 f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
                 "checkpoint"
             )
-    if not may_be_closed and not gated.gates.readout().any():
+    keeps_one = any(group.keeps_one for group in gated.groups)
+    if keeps_one and not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,

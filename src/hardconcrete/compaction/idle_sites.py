@@ -48,6 +48,6 @@ def _why(group: Group, closed: set[int], names: dict[str, str], analysis: Analys
     if not whole:
         return "these units stay, because nothing that can be cut belongs to them alone"
     return (
-        f"they are parts of the units of {whole[0]}, which go as a whole and have other weights "
-        f"too. Gate these units: sites='auto', include={whole[0]!r}"
+        f"the units of {whole[0]} stay, because other weights make them too, or zeros become other "
+        f"values before they are read. Gate what reads them: sites='auto', include={whole[0]!r}"
     )

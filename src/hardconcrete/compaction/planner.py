@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.kept_sizes import size_after_cuts
 from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
+from hardconcrete.errors import CompactionError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import gate_masks
 from hardconcrete.graph.propagate import first_names, module_path, operator_name
@@ -25,6 +26,7 @@ def make_plan(
     plain: nn.Module,
     *,
     min_units: int = 1,
+    may_empty: bool = False,
     values: Tensor | None = None,
 ) -> CompactionPlan:
     """The plan that keeps the units which the gates leave alive.
@@ -33,12 +35,17 @@ def make_plan(
         gated: the model with its gates.
         plain: a copy of it without gates.
         min_units: how many units each group keeps at least.
+        may_empty: whether the groups that may lose all units keep none of them.
         values: of the gates, in place of their readout.
     """
     args, kwargs = gated.example
     analysis = gated.analyze(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
-    liveness, reads = _settled(gated, plain, analysis, gates, min_units)
+    least = {
+        name: 0 if may_empty and name in _may_empty(gated) else min_units for name in analysis.names
+    }
+    liveness, reads = _settled(gated, plain, analysis, gates, least)
+    _refuse_empty_weight_norms(liveness)
     selections, unread = _selections(liveness, plain, reads)
     return CompactionPlan(
         model=type(plain).__name__,
@@ -52,8 +59,26 @@ def make_plan(
     )
 
 
+def _refuse_empty_weight_norms(liveness: Liveness) -> None:
+    """Refuse a weight norm without entries, in which torch divides by zero and ends the process."""
+    for node, result in liveness.labelled.values.items():
+        if node.op != "call_function" or not operator_name(node.target).startswith("_weight_norm"):
+            continue
+        value = result[0] if isinstance(result, list) else result
+        if not all(size_after_cuts(liveness, value, dim) for dim in range(len(value.shape))):
+            path = module_path(node).partition(".parametrizations")[0]
+            raise CompactionError(
+                f"{path}: torch cannot normalise a weight without entries; keep a unit of each "
+                "group that it reads or makes (min_units=1)"
+            )
+
+
+def _may_empty(gated: GatedModel) -> set[str]:
+    return {group.name for group in gated.groups if group.may_empty}
+
+
 def _settled(
-    gated: GatedModel, plain: nn.Module, analysis: Analysis, gates: Tensor, min_units: int
+    gated: GatedModel, plain: nn.Module, analysis: Analysis, gates: Tensor, least: Mapping[str, int]
 ) -> tuple[Liveness, dict[str, Tensor]]:
     """Which units live, and which living inputs each gated layer reads before units are revived."""
     is_open = {name: mask.cpu() != 0 for name, mask in gate_masks(gated, plain, gates).items()}
@@ -65,7 +90,7 @@ def _settled(
         if (name, 1) in liveness.roots
     }
     chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
-    liveness.revive(analysis, min_units, chance)
+    liveness.revive(analysis, least, chance)
     return liveness, reads
 
 

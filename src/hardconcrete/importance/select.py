@@ -144,8 +144,8 @@ class _Mask:
         self.closed_at = torch.full_like(self.score, -1.0)
 
     def block_size(self, group: Group) -> int:
-        """Units of a block; 1 for single weights, which do not change the size of a matrix."""
-        return self.round_to if group.keeps_one else 1
+        """Units of a block; 1 for single weights."""
+        return 1 if group.of_weights else self.round_to
 
     def opened(self, group: Group) -> Tensor:
         """Indices of the open units of a group."""
@@ -164,7 +164,8 @@ class _Mask:
         """
         for group in self.groups:
             size, width = self.block_size(group), len(self.opened(group))
-            lacking = -max(width, 1) % size + (not width) if size > 1 else 0
+            least = max(width, int(group.keeps_one))
+            lacking = -least % size + (least - width) if size > 1 else 0
             self.is_open[self.closed(group)[:lacking]] = 1.0
 
     def blocks(self, group: Group) -> Iterator[Tensor]:
@@ -267,7 +268,7 @@ def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
         """Queue the next block of a group, unless it is shorter than one that did not fit."""
         units = next(waiting[k], NO_UNITS)
         closed_now = len(units) and mask.closed_at[units[0]] >= 0
-        may_open = closed_now or (limits.settings.reopen and mask.groups[k].keeps_one)
+        may_open = closed_now or (limits.settings.reopen and not mask.groups[k].of_weights)
         if len(units) and may_open and len(units) >= min_size:
             trials[k] = units, min(max_rank, mask.rank(units))
 
@@ -283,6 +284,6 @@ def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
             queue(k, 0, rank)
             continue
         mask.is_open[units] = 0.0
-        if k not in limits.settings.equal_cost_groups and mask.groups[k].keeps_one:
+        if k not in limits.settings.equal_cost_groups and not mask.groups[k].of_weights:
             queue(k, len(units), rank)
     return opened

@@ -142,7 +142,8 @@ def _most_certain(gated: GatedModel, limits: Sequence[Constraint], round_to: int
     for group in gated.groups:
         blocks = _blocks(group, gated, is_open, round_to)
         every += blocks
-        loose += blocks[1:] if is_open[group.slice].any() else blocks
+        stays = group.keeps_one and is_open[group.slice].any()
+        loose += blocks[1:] if stays else blocks
         for block in blocks:
             is_open[block.gates] = is_open[block.gates].any()
     return _fitted(_Fits(gated, limits, round_to), is_open, loose, every) if limits else is_open
@@ -169,7 +170,7 @@ class Block:
 
 def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list[Block]:
     """The units of a group, likeliest first. A group of single weights has no blocks."""
-    if not group.keeps_one:
+    if group.of_weights:
         return []
     openness = gated.gates.openness().double()
     chance = gated.gates.open_probability().double()
@@ -209,7 +210,7 @@ class _Fits:
         """The cheapest unit of each group by each limit. There is none for blocks of units."""
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
-            units[group.slice] = group.keeps_one
+            units[group.slice] = not group.of_weights
         if self.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
