@@ -611,7 +611,8 @@ def group_norm(s: Script, x: Value) -> Value:
     # Never on a bare input: the backward of torch 2.13 crashes (a segmentation fault) when the
     # norm's parameters need a gradient and its input, laid out channels last, does not.
     x = contract(s, x, s.rng.choice((6, 8, 12)))
-    return s.put(f"{s.own('norm', f'lively(nn.GroupNorm(2, {x.channels}))')}({x})", x.shape)
+    groups = s.rng.choice([g for g in (1, 2, 2, 3, 4) if x.channels % g == 0])
+    return s.put(f"{s.own('norm', f'lively(nn.GroupNorm({groups}, {x.channels}))')}({x})", x.shape)
 
 
 @operation(1, SEQUENCE)

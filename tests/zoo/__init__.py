@@ -28,13 +28,25 @@ from tests.zoo import (
     raw,
     residual,
     sequence,
+    statistics,
 )
 from tests.zoo.entry import Entry, varied
 from tests.zoo.odd import REFUSED
 
 __all__ = ["GATED", "REFUSED", "ZOO", "Entry", "gated_network"]
 
-FAMILIES = (dense, convolutional, residual, joined, sequence, attention, experts, raw, odd)
+FAMILIES = (
+    dense,
+    statistics,
+    convolutional,
+    residual,
+    joined,
+    sequence,
+    attention,
+    experts,
+    raw,
+    odd,
+)
 ZOO: tuple[Entry, ...] = tuple(varied(entry) for family in FAMILIES for entry in family.ENTRIES)
 
 GATED = tuple(entry for entry in ZOO if entry.groups)

@@ -247,6 +247,10 @@ class _Rewriter:
         elif name.startswith("conv") or name == "_convolution":
             self._groups(node)
             self._empty_conv(node)
+        elif name == "group_norm":
+            result = self._value(node)
+            after = size_after_cuts(self.liveness, result, 1)
+            put(node, "num_groups", get(node, "num_groups") * after // result.shape[1])
         elif name in NORMS and not size_after_cuts(self.liveness, self._value(node), 1):
             node.replace_all_uses_with(get(node, "input"))
             self.graph.graph.erase_node(node)

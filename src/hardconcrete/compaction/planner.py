@@ -18,7 +18,15 @@ from hardconcrete.units.axis import Place
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import selecting_layers
 
-NORMS = ("batch_norm", "instance_norm")
+NORMS = {
+    "batch_norm": "num_features",
+    "instance_norm": "num_features",
+    "group_norm": "num_channels",
+}
+"""Norms per channel or group, and the attribute of torch's modules that has their channels."""
+
+DIVIDES = ("_weight_norm", "_weight_norm_interface", "group_norm")
+"""Operators in which torch divides by the number of entries, and ends the process if it is 0."""
 
 
 def make_plan(
@@ -45,7 +53,7 @@ def make_plan(
         name: 0 if may_empty and name in _may_empty(gated) else min_units for name in analysis.names
     }
     liveness, reads = _settled(gated, plain, analysis, gates, least)
-    _refuse_empty_weight_norms(liveness)
+    _refuse_empty_norms(liveness)
     selections, unread = _selections(liveness, plain, reads)
     return CompactionPlan(
         model=type(plain).__name__,
@@ -59,16 +67,16 @@ def make_plan(
     )
 
 
-def _refuse_empty_weight_norms(liveness: Liveness) -> None:
-    """Refuse a weight norm without entries, in which torch divides by zero and ends the process."""
+def _refuse_empty_norms(liveness: Liveness) -> None:
+    """Refuse some norms without entries, in which torch divides by zero."""
     for node, result in liveness.labelled.values.items():
-        if node.op != "call_function" or not operator_name(node.target).startswith("_weight_norm"):
+        if node.op != "call_function" or operator_name(node.target) not in DIVIDES:
             continue
         value = result[0] if isinstance(result, list) else result
         if not all(size_after_cuts(liveness, value, dim) for dim in range(len(value.shape))):
             path = module_path(node).partition(".parametrizations")[0]
             raise CompactionError(
-                f"{path}: torch cannot normalise a weight without entries; keep a unit of each "
+                f"{path}: torch cannot normalise a tensor without entries; keep a unit of each "
                 "group that it reads or makes (min_units=1)"
             )
 
@@ -172,7 +180,10 @@ def _norm_sizes(liveness: Liveness, plain: nn.Module) -> dict[str, int]:
             continue
         path = module_path(node)
         module: Any = plain.get_submodule(path)
-        has_tensors = bool([*module.parameters(), *module.buffers()])
-        if not has_tensors and hasattr(module, "num_features"):
-            sizes[f"{path}.num_features"] = size_after_cuts(liveness, value, 1)
+        name = NORMS[operator_name(node.target)]
+        if not [*module.parameters(), *module.buffers()] and hasattr(module, name):
+            before, after = value.shape[1], size_after_cuts(liveness, value, 1)
+            sizes[f"{path}.{name}"] = after
+            if hasattr(module, "num_groups"):
+                sizes[f"{path}.num_groups"] = module.num_groups * after // before
     return sizes

@@ -25,6 +25,7 @@ REFUSE_EMPTY = frozenset(
         *RESIZING_AND_PADDING,
         *(set(REDUCE_DIM) - {"sum", "nansum", "mean"}),
         "instance_norm",
+        "group_norm",
         "_weight_norm",
         "_weight_norm_interface",
         "pixel_shuffle",
