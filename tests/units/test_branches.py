@@ -146,3 +146,26 @@ def test_two_outputs_keep_their_ways() -> None:
             return self.one(F.relu(self.first(x))), self.two(F.relu(self.side(x)))
 
     assert groups_that_can_go(hc.find_groups(Two(), torch.zeros(2, 4))) == frozenset()
+
+
+def test_a_flattened_branch_goes_in_the_graph_form() -> None:
+    """Without entries a size of -1 is ambiguous; the graph gets the size itself."""
+
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            inner = F.relu(self.up(x)).view(-1, 12)
+            return self.head(x + self.down(inner).view(x.shape))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    gated = hc.attach_gates(Flattened(), torch.randn(2, 3, 6), min_units=0, exclude="stem")
+    gated.gates.set_open(torch.zeros(12, dtype=torch.bool))
+    small = hc.compact(gated)
+    assert hc.CompactionPlan.of(small).form == "graph"
+    x = torch.randn(5, 3, 6)
+    torch.testing.assert_close(small(x), gated.eval()(x))

@@ -293,7 +293,23 @@ class _Rewriter:
                 new.append(self._fraction(node, size, after, result.shape[first + k]))
             else:
                 new.append(size if size == -1 else after)
+        if 0 in new and new[0] == -1:
+            new[0] = self._leading_size(node, result.shape[0])
         put(node, argument, new)
+
+    def _leading_size(self, user: fx.Node, wanted: int) -> Any:
+        """The product of leading sizes of what is reshaped: -1 is ambiguous without entries."""
+        source: Any = get(user, "self")
+        count, shape = 1, self._value(source).shape
+        with self.graph.graph.inserting_before(user):
+            size: Any = 1
+            for dim, before in enumerate(shape):
+                if count == wanted:
+                    break
+                count *= before
+                each = self.graph.graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                size = self.graph.graph.call_function(operator.mul, (size, each))
+        return size if count == wanted else -1
 
     def _fraction(self, user: fx.Node, size: fx.Node, after: int, before: int) -> fx.Node:
         """A size that is a multiple of the batch, such as batch times heads, after the cuts."""

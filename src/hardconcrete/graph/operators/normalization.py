@@ -46,7 +46,7 @@ def over_groups(state: PropagationState, call: OperatorCall) -> Value:
 
 @rule("native_group_norm")
 def over_groups_at_once(state: PropagationState, call: OperatorCall) -> list[Value]:
-    """The same operator with its statistics, which have a size for the groups: all channels stay."""
+    """The same operator with its statistics, one for each group: all channels stay."""
     for value in call.values:
         state.fix(value, f"{call.operator} normalises over groups of them")
     return [Value(shape) for shape in call.shapes]
