@@ -15,6 +15,7 @@ from benchmarks.racing import budgets, checkpoint_archive, methods, train
 from benchmarks.racing.checkpoint import Checkpoint, Paused
 from benchmarks.racing.data import Crops, Data
 from benchmarks.racing.jobs import Job
+from benchmarks.racing.latency import add_latencies
 from benchmarks.racing.networks import (
     NETWORKS,
     ResNet,
@@ -27,6 +28,7 @@ from benchmarks.racing.networks import (
     with_sizes,
 )
 from benchmarks.racing.plan import dense_passes, image_passes
+from benchmarks.racing.run import read_lines, write_line
 from benchmarks.racing.schedules import in_steps, one_cycle
 from benchmarks.racing.settings import Outcome, Recipe, Settings
 from benchmarks.racing.train import NesterovSGD, Trainer
@@ -287,3 +289,23 @@ def test_lines_from_before_a_setting_existed_count(tmp_path):
     del line["schedule"], line["compiled"]
     assert Job.key_of(line) == Job.key_of(asdict(job))
     assert Job.key_of(line | {"schedule": "step"}) != Job.key_of(asdict(job))
+
+
+def test_latencies_are_measured_once_for_the_first_seed(tmp_path):
+    model = build("lenet5", 10)
+    settings = {"network": "lenet5", "dataset": "mnist", "cell": "none", "method": "ours"}
+    more = {"target": 1.0, "peak_lr": 0.0, "round_to": 1, "latency": None, "widths": sizes(model)}
+    cost = {"macs": macs(model, EXAMPLES["lenet5"])}
+    for seed, validate in ((1, False), (0, False), (0, True)):
+        write_line(tmp_path, "x", settings | more | cost | {"seed": seed, "validate": validate})
+    for _ in range(2):
+        add_latencies(tmp_path, "cpu", threads=torch.get_num_threads())
+        second, first, held_out = read_lines(tmp_path)
+        assert second["latency"] is None
+        assert held_out["latency"] is None
+        assert first["latency"]["cpu 64"]["small_ms"] > 0
+        first["latency"]["cpu 64"]["small_ms"] = 1.0
+        (tmp_path / "x.jsonl").write_text("")
+        for line in (second, first, held_out):
+            write_line(tmp_path, "x", line)
+    assert read_lines(tmp_path)[1]["latency"]["cpu 64"]["small_ms"] == 1.0
