@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.configuration import module_rebuilt
 from hardconcrete.compaction.configuration_search import plans_with_numbers
+from hardconcrete.compaction.idle_sites import warn_of_idle_sites
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
@@ -177,13 +178,15 @@ def cut_and_verify(
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
     plain = plain_copy(dense, shared=dense.parameters())
-    plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
+    of_dense = dense_values(gated, values)
+    plan = make_plan(dense, plain, min_units=min_units, may_empty=True, values=of_dense)
     reference: Any = detached_copy(gated, gated.parameters())
     failures = []
     with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):
             small, failure = _attempt(candidate, plain, reference.model, gated.example)
             if small is not None:
+                warn_of_idle_sites(dense, of_dense, plan, dense.analyze(plain), stacklevel=4)
                 return small
             failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
@@ -200,7 +203,8 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
                 f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
                 "checkpoint"
             )
-    if not may_be_closed and not gated.gates.readout().any():
+    keeps_one = any(group.keeps_one for group in gated.groups)
+    if keeps_one and not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,

@@ -255,6 +255,14 @@ class _Rewriter:
             self._pad(node)
         elif name.startswith("conv") or name == "_convolution":
             self._groups(node)
+            self._empty_conv(node)
+        elif name == "group_norm":
+            result = self._value(node)
+            after = size_after_cuts(self.liveness, result, 1)
+            put(node, "num_groups", get(node, "num_groups") * after // result.shape[1])
+        elif name in NORMS and not size_after_cuts(self.liveness, self._value(node), 1):
+            node.replace_all_uses_with(get(node, "input"))
+            self.graph.graph.erase_node(node)
 
     def _refuse_cuts_inside(self, node: fx.Node) -> None:
         """An inner graph stays as it is, so nothing in it may have lost units."""
@@ -298,7 +306,23 @@ class _Rewriter:
                 new.append(self._fraction(node, size, after, result.shape[first + k]))
             else:
                 new.append(size if size == -1 else after)
+        if 0 in new and new[0] == -1:
+            new[0] = self._leading_size(node, result.shape[0])
         put(node, argument, new)
+
+    def _leading_size(self, user: fx.Node, wanted: int) -> Any:
+        """The product of leading sizes of what is reshaped: -1 is ambiguous without entries."""
+        source: Any = get(user, "self")
+        count, shape = 1, self._value(source).shape
+        with self.graph.graph.inserting_before(user):
+            size: Any = 1
+            for dim, before in enumerate(shape):
+                if count == wanted:
+                    break
+                count *= before
+                each = self.graph.graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                size = self.graph.graph.call_function(operator.mul, (size, each))
+        return size if count == wanted else -1
 
     def _fraction(self, user: fx.Node, size: fx.Node, after: int, before: int) -> fx.Node:
         """A size that is a multiple of the batch, such as batch times heads, after the cuts."""
@@ -382,6 +406,27 @@ class _Rewriter:
         if groups > 1 and groups == value.shape[channel]:
             put(node, "groups", size_after_cuts(self.liveness, value, channel))
 
+    def _empty_conv(self, node: fx.Node) -> None:
+        """Replace a convolution without maps, which torch refuses, by its bias everywhere."""
+        weight, result = self._value(get(node, "weight")), self._value(node)
+        after = [size_after_cuts(self.liveness, weight, dim) for dim in (0, 1)]
+        channel = len(result.shape) - len(weight.shape) + 1
+        if all(after) or channel != 1:
+            return
+        source, bias = get(node, "input"), get(node, "bias")
+        sizes: list[Any] = [size_after_cuts(self.liveness, result, 1), *result.shape[2:]]
+        aten, graph = torch.ops.aten, self.graph.graph
+        with graph.inserting_before(node):
+            batch = graph.call_function(aten.sym_size.int, (source, 0))
+            made = graph.call_function(aten.new_zeros.default, (source, [batch, *sizes]))
+            if bias is not None:
+                shape = [sizes[0], *[1] * (len(weight.shape) - 2)]
+                along = graph.call_function(aten.view.default, (bias, shape))
+                made = graph.call_function(aten.add.Tensor, (made, along))
+        self.found.values[made] = result
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
     def _select_inputs(self) -> None:
         """Let layers read some of their inputs only."""
         for node in list(self.graph.graph.nodes):
@@ -409,6 +454,9 @@ SIZED = {
     "unflatten": "sizes",
 }  # fmt: skip
 """Operators with the shape of their result among their arguments, and the name of that one."""
+
+NORMS = ("batch_norm", "instance_norm")
+"""Norms with separate statistics for each channel, which torch refuses without channels."""
 
 SPLITS = (
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk",

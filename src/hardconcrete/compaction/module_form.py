@@ -141,6 +141,13 @@ def _norm(module: Any, _: tuple[int, ...]) -> None:
         module.num_features = len(per_channel)
 
 
+def _group_norm(module: Any, _: tuple[int, ...]) -> None:
+    if module.weight is not None:  # whole groups go, and the others keep their width
+        per_group = module.num_channels // module.num_groups
+        module.num_channels = len(module.weight)
+        module.num_groups = module.num_channels // per_group
+
+
 def _prelu(module: Any, _: tuple[int, ...]) -> None:
     module.num_parameters = len(module.weight)
 
@@ -157,6 +164,7 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.Linear, _linear),
     (_ConvNd, _conv),
     (_NormBase, _norm),
+    (nn.GroupNorm, _group_norm),
     (nn.PReLU, _prelu),
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),

@@ -33,6 +33,12 @@ from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
 
+
+def _grouped_macs(left: Tensor, right: Tensor) -> int:
+    """Of rows in groups, each group times its matrix, as experts compute them."""
+    return left.numel() * right.shape[-1] // (len(left) if left.dim() > right.dim() else 1)
+
+
 MACS: dict[Any, Callable[..., int]] = {
     aten.mv: lambda matrix, *_, **__: matrix.numel(),
     aten.addmv: lambda _, matrix, *__, **___: matrix.numel(),
@@ -40,6 +46,7 @@ MACS: dict[Any, Callable[..., int]] = {
     aten.vdot: lambda vector, *_, **__: vector.numel(),
     aten.addbmm: lambda _, left, right, **__: left.numel() * right.shape[-1],
     aten._addmm_activation: lambda _, left, right, **__: left.numel() * right.shape[-1],
+    aten._grouped_mm: lambda left, right, *_, **__: _grouped_macs(left, right),
     aten._int_mm: lambda left, right, **_: left.numel() * right.shape[-1],
     **dict.fromkeys(
         (
@@ -252,11 +259,18 @@ def _contracted(equation: Any, *operands: Any) -> int:
 
 def _is_known(operator: Any, args: Any) -> bool:
     """Whether a formula applies. Formulas are for dense tensors only."""
-    has_formula = operator in MACS or operator in flop_registry
+    has_formula = operator in MACS or operator in flop_registry or _is_grouped(operator)
     return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
 
 
+def _is_grouped(operator: Any) -> bool:
+    """Whether an operator of another library stands for torch's product in groups."""
+    return str(operator).rpartition(".")[2].startswith("grouped_mm")
+
+
 def _macs(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if _is_grouped(operator):
+        return _grouped_macs(*args[:2])
     if operator in MACS:
         return MACS[operator](*args, **kwargs)
     flops: int = flop_registry[operator](*args, **kwargs, out_val=result)

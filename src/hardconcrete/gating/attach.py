@@ -47,6 +47,7 @@ def attach_gates(
     sample: Sample = "batch",
     readout: str | None = None,
     keep_mean: bool = False,
+    min_units: int = 1,
 ) -> GatedModel:
     """Put a gate on every unit of a model, in place.
 
@@ -73,6 +74,9 @@ def attach_gates(
             the first one of the family, which is ``"paper"`` for the default gates.
         keep_mean: divide the gated weights by E[z]. The mean output under the gates is then that
             of the model before, if it is linear in the weights.
+        min_units: 0 lets groups lose all their units where the model still gets from its inputs to
+            its outputs without them: the inside of a residual block, an attention, one of several
+            towers. ``group.may_empty`` says which. Costs, budgets and ``compact`` follow.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -88,9 +92,10 @@ def attach_gates(
         >>> gated.gates.log_alpha.shape
         torch.Size([7])
     """
-    _check_arguments(model, sample)
+    _check_arguments(model, sample, min_units)
     args, keywords = as_inputs(example_inputs, kwargs)
     selected = select_groups(model, args, keywords, sites, Patterns.of(include, exclude))
+    selected = selected.that_may_empty() if min_units == 0 else selected
     bank = _bank(model, selected, droprate, gate, readout)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
@@ -133,13 +138,15 @@ def remove_gates(gated: GatedModel) -> nn.Module:
     return restore_all(gated.model)
 
 
-def _check_arguments(model: Any, sample: str) -> None:
+def _check_arguments(model: Any, sample: str, min_units: object) -> None:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attach_gates takes a module, not a {type(model).__name__}")
     if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
+    if min_units not in (0, 1):
+        raise ArgumentError(f"min_units={min_units!r}: a group keeps one unit (1), or none (0)")
     _refuse_weights(model)
 
 

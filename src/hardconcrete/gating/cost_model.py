@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def ledger_of(gated: "GatedModel") -> Ledger:
     """The ledger of the model without gates, by its gates."""
     plain = plain_copy(gated, shared=gated.parameters())
-    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.analyze(plain))
+    may_empty = [group.name for group in gated.groups if group.may_empty]
+    places, analysis = gate_places(gated), gated.analyze(plain)
+    ledger = write_ledger(plain, gated.example, places, analysis, may_empty)
     return ledger.to(gated.gates.device)
 
 

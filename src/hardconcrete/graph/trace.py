@@ -96,7 +96,8 @@ def _explanation(error: Exception) -> str:
     return (
         f"{lines[0]}. The forward depends on values of its data (an `if` on a tensor, .item()), so "
         "one graph cannot represent it: use torch.where or torch.cond, or gate explicit sites "
-        "(sites=['fc1:in'])"
+        "(sites=['fc1:in']). Experts that a Hugging Face model computes in a loop can be traced "
+        "after model.set_experts_implementation('batched_mm')"
     )
 
 

@@ -48,6 +48,7 @@ def prune(
     exclude: str | Sequence[str] = (),
     stages: int = DEFAULT_STAGES,
     examples: int = DEFAULT_EXAMPLES,
+    min_units: int = 1,
     form: Form = "auto",
     progress: bool | None = None,
 ) -> nn.Module:
@@ -82,6 +83,8 @@ def prune(
         exclude: patterns of groups that lose no units.
         stages: how often importance is measured, units are removed and weights are re-fitted.
         examples: how many examples to use; more make a better model, and take longer.
+        min_units: 0 lets the whole inside of a branch go, such as an attention or the feed-forward
+            layers of a block; with 1 each group keeps a unit.
         form: ``"module"``, ``"graph"`` or ``"auto"``; see ``compact``.
         progress: False for no display, True for one, None for one in a terminal.
 
@@ -101,7 +104,7 @@ def prune(
         "weight_bytes": weight_bytes,
         "kv_bytes": kv_bytes,
     }
-    request = PruningRequest(limits, units, latency_ms, include, exclude)
+    request = PruningRequest(limits, units, latency_ms, include, exclude, min_units)
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         inputs = example_inputs, kwargs
         state = attach_open_gates(model, inputs, batches, loss, request, examples)
@@ -133,6 +136,7 @@ class PruningRequest:
     latency_ms: float | None = None
     include: str | Sequence[str] = ()
     exclude: str | Sequence[str] = ()
+    min_units: int = 1
 
     @property
     def limits_in_words(self) -> str:
@@ -182,7 +186,13 @@ def attach_open_gates(
     kept = keep_batches(batches, examples)
     dense = detached_copy(model)
     _try_loss(dense, kept[0], loss)
-    gated = attach_gates(dense, *inputs, include=request.include, exclude=request.exclude)
+    gated = attach_gates(
+        dense,
+        *inputs,
+        include=request.include,
+        exclude=request.exclude,
+        min_units=request.min_units,
+    )
     return PruningState(gated, kept, loss)
 
 

@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardconcrete.graph.operators.contraction import EMBEDDING_KIND, record_contraction
+from hardconcrete.graph.operators.contraction import (
+    EMBEDDING_KIND,
+    keep_experts,
+    record_contraction,
+)
 from hardconcrete.graph.operators.registry import rule
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
@@ -56,7 +60,8 @@ def run_on_labels(state: PropagationState, call: OperatorCall) -> list[Value]:
                 known.append(replace(part, labels=_without_copies(labels)))
     return [
         state.simplified(
-            Value(shape, tuple(parts), value.from_parameters, value.why_rigid), SPLIT_UNIT
+            Value(shape, tuple(parts), value.from_parameters, value.why_rigid, value.chosen),
+            SPLIT_UNIT,
         )
         for shape, parts in zip(call.shapes, components, strict=True)
     ]
@@ -199,7 +204,12 @@ def _advanced_indexing(state: PropagationState, call: OperatorCall, text: str) -
     if len(call.shape) != len(value.shape) - len(indexed_dims) + extra:
         state.fix(value, text)
         return Value(call.shape)
-    whole = state.keep_whole(value, indexed_dims, text)
+    by_data = any(not call["indices"][dim].from_parameters for dim in indexed_dims)
+    of_experts = value.from_parameters and by_data and indexed_dims == [0] and len(value.shape) > 2
+    if of_experts:
+        whole = keep_experts(state, value)
+    else:
+        whole = state.keep_whole(value, indexed_dims, text)
     adjacent = indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1))
     before = indexed_dims[0] if adjacent else 0
     parts = []
@@ -207,9 +217,11 @@ def _advanced_indexing(state: PropagationState, call: OperatorCall, text: str) -
         sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in indexed_dims]
         labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before:])
         parts.append(replace(part, labels=labels))
-    by_data = any(not call["indices"][dim].from_parameters for dim in indexed_dims)
+    if of_experts:
+        return Value(call.shape, tuple(parts), chosen=True)
     if value.from_parameters and by_data:  # an embedding written as an index
         record_contraction(
             state, EMBEDDING_KIND, 0, parts, [], [part for part in parts if part.axis]
         )
-    return Value(call.shape, tuple(parts), value.from_parameters and not by_data)
+    from_parameters = value.from_parameters and not by_data
+    return Value(call.shape, tuple(parts), from_parameters, whole.why_rigid)
