@@ -7,7 +7,7 @@ allocated memory is measured, with weights, gradients and the state of the optim
 the sum of these and of all tensors that a forward saves for backward, each storage once, and times
 are those of the process.
 
-    python experiments/benchmarks/transformer_step.py [--device cuda] [--compiled] [--out FILE]
+    PYTHONPATH=experiments python experiments/benchmarks/transformer_step.py [--device cuda] [--compiled] [--out FILE]
 
 A device of cuda takes the model of 110M parameters, a CPU a smaller one of the same proportions.
 """
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hardconcrete as hc
+from benchmarks.importance_step import close_an_eighth
 from hardconcrete.report import environment
 from hardconcrete_paper.training.device import choose_device
 
@@ -105,10 +106,7 @@ def _gated(model: nn.Module, gates: str, device: torch.device) -> tuple[hc.Gated
         return gated, hc.L0Penalty(gated, lam=1e-6)
     budget = hc.Budget(gated, macs=0.9, steps=STEPS)
     if gates == "budget, cut":
-        state = budget.state_dict()
-        for group in gated.groups:
-            state["open"][group.slice][: max(group.units // 8, 1)] = False
-        budget.load_state_dict(state)
+        close_an_eighth(gated, budget)
     return gated, budget
 
 
