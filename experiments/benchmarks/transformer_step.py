@@ -3,11 +3,11 @@
 A GPT-2-like language model with random weights, dense against gated, with learned gates and with
 a budget: one that still has all units, and one that has closed an eighth of each group. Steps of
 all models are timed in turn; what counts is the ratio of the medians. On a GPU the peak of
-allocated memory is measured, of one model at a time, with weights, gradients and the state of the
-optimizer. On a CPU it is the sum of these and of all tensors that a forward saves for backward,
-each storage once.
+allocated memory is measured, with weights, gradients and the state of the optimizer. On a CPU it is
+the sum of these and of all tensors that a forward saves for backward, each storage once, and times
+are those of the process.
 
-    python experiments/benchmarks/transformer_step.py [--device cuda] [--out FILE]
+    PYTHONPATH=experiments python experiments/benchmarks/transformer_step.py [--device cuda] [--compiled] [--out FILE]
 
 A device of cuda takes the model of 110M parameters, a CPU a smaller one of the same proportions.
 """
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hardconcrete as hc
+from benchmarks.importance_step import close_an_eighth
 from hardconcrete.report import environment
 from hardconcrete_paper.training.device import choose_device
 
@@ -105,10 +106,7 @@ def _gated(model: nn.Module, gates: str, device: torch.device) -> tuple[hc.Gated
         return gated, hc.L0Penalty(gated, lam=1e-6)
     budget = hc.Budget(gated, macs=0.9, steps=STEPS)
     if gates == "budget, cut":
-        state = budget.state_dict()
-        for group in gated.groups:
-            state["open"][group.slice][: max(group.units // 8, 1)] = False
-        budget.load_state_dict(state)
+        close_an_eighth(gated, budget)
     return gated, budget
 
 
@@ -141,46 +139,49 @@ def _tensors_in(saved: Any) -> list[Tensor]:
     return [*getattr(data, "factors", ())]
 
 
-def peak_bytes(training: Training) -> int:
-    """The memory of two steps: on a GPU its peak, else what is saved."""
-    training.step()
+def peak_bytes(training: Training, others: int) -> int:
+    """The memory of a step: on a GPU its peak, beside other models; else what is saved."""
+    for _ in range(5):  # a budget measures in one of four steps; compiled code has two variants
+        training.step()
     if training.device.type != "cuda":
         return training.saved_bytes()
+    training.optimizer.zero_grad()
     torch.cuda.reset_peak_memory_stats()
-    training.step()
-    training.step()
-    return torch.cuda.max_memory_allocated()
+    for _ in range(4):
+        training.step()
+    peak = torch.cuda.max_memory_allocated() - others
+    training.optimizer.zero_grad()
+    return peak
 
 
 def milliseconds(models: dict[str, Training], a: Any) -> dict[str, float]:
     """The median of a step of each model, in turn."""
     wait: Callable[[], None] = torch.cuda.synchronize if a.kind == "cuda" else lambda: None
+    clock = time.perf_counter if a.kind == "cuda" else time.process_time  # others share a CPU
     times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(a.turns + 1):
         for name in [*models][:: -1 if turn % 2 else 1]:
             wait()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(4):  # a budget measures in one of four steps
                 models[name].step()
             wait()
-            if turn:  # the first turn compiles
-                times[name].append(250 * (time.perf_counter() - start))
+            if turn:  # the first turn warms up
+                times[name].append(250 * (clock() - start))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 def case(a: Any, **settings: Any) -> dict[str, Any]:
     """Time and memory of all models, against those of the dense one."""
+    models: dict[str, Training] = {}
     memory: dict[str, int] = {}
     for name in GATES:
-        training = Training(name, a, **settings)
-        memory[name] = peak_bytes(training)
-        del training
         gc.collect()
-        if a.kind == "cuda":
-            torch.cuda.empty_cache()
-    times = milliseconds({name: Training(name, a, **settings) for name in GATES}, a)
-    gc.collect()
-    return settings | {
+        others = torch.cuda.memory_allocated() if a.kind == "cuda" else 0
+        models[name] = Training(name, a, **settings)
+        memory[name] = peak_bytes(models[name], others)
+    times = milliseconds(models, a)
+    return {
         name: {
             "ms": round(times[name], 3),
             "time ratio": round(times[name] / times["dense"], 4),
@@ -197,21 +198,19 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--fp32", action="store_true", help="no autocast to bfloat16")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile, with AdamW only")
     parser.add_argument("--out", type=Path)
     a = parser.parse_args()
     a.device = choose_device(a.device)
     a.kind, a.bf16 = a.device.type, not a.fp32
     torch.set_float32_matmul_precision("high")
-    cases = [
-        {"optimizer": optimizer, "compiled": compiled, "checkpointed": checkpointed}
-        for compiled in (False, True)
-        for optimizer, checkpointed in (("AdamW", False), ("SGD", False), ("SGD", True))
-    ]
     record: dict[str, Any] = {"environment": environment(a.device), "bf16 autocast": a.bf16}
-    record |= {"model": SIZES[a.kind] | {"length": LENGTH[a.kind]}, "cases": []}
-    for settings in cases:
-        torch._dynamo.reset()
-        record["cases"].append(case(a, **settings))
+    record |= {"model": SIZES[a.kind] | {"length": LENGTH[a.kind]}, "compiled": a.compiled}
+    cases = [("AdamW", False)] if a.compiled else [("AdamW", False), ("SGD", False), ("SGD", True)]
+    record["cases"] = []
+    for optimizer, checkpointed in cases:
+        settings = {"optimizer": optimizer, "checkpointed": checkpointed}
+        record["cases"].append(settings | case(a, **settings, compiled=a.compiled))
         print(json.dumps(record["cases"][-1]), flush=True)
     if a.out:
         a.out.write_text(json.dumps(record, indent=2) + "\n")

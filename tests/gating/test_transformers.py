@@ -42,7 +42,7 @@ def gated_model(name: str, dtype: torch.dtype = torch.float32) -> hc.GatedModel:
 
 def loss(gated: nn.Module, called: Any = None) -> Tensor:
     torch.manual_seed(1)
-    output = (called or gated)(input_ids=IDS).last_hidden_state
+    output = (gated if called is None else called)(input_ids=IDS).last_hidden_state
     return output.float().square().mean()
 
 
@@ -98,10 +98,13 @@ def test_checkpointing_with_gates_that_do_not_learn(name: str, *, reentrant: boo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_compiled_without_graph_breaks(name: str) -> None:
+    from torch._inductor import config  # here, because it takes seconds
+
     gated = gated_model(name)
     expected = slopes(gated, loss(gated))
     compiled = torch.compile(gated, fullgraph=True)
-    found = slopes(gated, loss(gated, compiled))
+    with config.patch(fallback_random=True):  # the same gates are drawn
+        found = slopes(gated, loss(gated, compiled))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
