@@ -38,6 +38,8 @@ def warn_of_idle_sites(
 
 def _why(group: Group, closed: set[int], names: dict[str, str], analysis: Analysis) -> str:
     """What the closed units belong to, from the first one of them."""
+    if len(closed) == group.units:
+        return "a layer whose gates are all closed keeps its size"
     axis: Axis = group.axes[0]
     roots = analysis.relations.roots.get((names[axis.tensor], axis.dim))  # type: ignore[arg-type]
     root = None if roots is None else int(roots[min(closed)])
