@@ -126,9 +126,7 @@ def test_compiled_under_a_budget_without_graph_breaks() -> None:
             budget.load_state_dict(state)
             for measuring in (True, False):
                 gated.gates.measuring = measuring
-                torch.testing.assert_close(
-                    loss(gated, compiled), loss(gated), rtol=1e-3, atol=1e-5
-                )
+                torch.testing.assert_close(loss(gated, compiled), loss(gated), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
