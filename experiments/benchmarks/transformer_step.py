@@ -7,7 +7,7 @@ allocated memory is measured, with weights, gradients and the state of the optim
 the sum of these and of all tensors that a forward saves for backward, each storage once, and times
 are those of the process.
 
-    PYTHONPATH=experiments python experiments/benchmarks/transformer_step.py [--device cuda] [--compiled] [--out FILE]
+    python experiments/benchmarks/transformer_step.py [--device cuda] [--compiled] [--out FILE]
 
 A device of cuda takes the model of 110M parameters, a CPU a smaller one of the same proportions.
 """
