@@ -72,9 +72,9 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
 
 def _set_attribute(model: nn.Module, name: str, size: int) -> None:
     """Set an integer of a module, or of its configuration, which then becomes its own."""
-    *path, attribute = name.split(".")
+    path, _, attribute = name.rpartition(".")
     holder: Any = model
-    for part in path:
+    for part in path.split(".") if path else ():
         inner = getattr(holder, part)
         if not isinstance(inner, nn.Module):
             inner = vars(holder)[part] = copy.copy(inner)

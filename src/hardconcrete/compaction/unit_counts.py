@@ -69,7 +69,9 @@ def counts_of_layers(
     for node in nodes.values():
         for name, value in vars(node).items():
             found = {
-                f"{path}.{attribute}.{name}": _Count(value, group.units, len(group.kept))
+                f"{path}.{attribute}.{name}".lstrip("."): _Count(
+                    value, group.units, len(group.kept)
+                )
                 for path, group in holders.items()
                 for attribute, each in vars(module.get_submodule(path)).items()
                 if each is node and type(value) is int and value % group.units == 0
@@ -110,7 +112,9 @@ def _counts(
     for name, value in values_in(config).items():
         if type(value) is int and any(value % each == 0 for each in units):
             found = {
-                f"{path}.{attribute}": _Count(value, holders[path].units, len(holders[path].kept))
+                f"{path}.{attribute}".lstrip("."): _Count(
+                    value, holders[path].units, len(holders[path].kept)
+                )
                 for path, attribute in _kept_by_modules(module, config, name, value)
                 if path in holders and value % holders[path].units == 0
             }
