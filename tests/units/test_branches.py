@@ -1,5 +1,7 @@
 """Whole branches: which groups may lose all units, and what the model is without them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,6 +63,24 @@ def closed_together(entry: Entry) -> set[str]:
         count = hc.count(small, *entry.inputs(2))
         assert (gated.delivered("params"), gated.delivered("macs")) == (count.params, count.macs)
     return set(empty)
+
+
+def test_a_branch_goes_after_shrink_and_through_a_file(tmp_path: Path) -> None:
+    """Shrinking keeps a closed unit of it; compaction, its cost and its file have none."""
+    (entry,) = (entry for entry in GATED if entry.name == "torch_encoder")
+    torch.manual_seed(0)
+    gated = hc.attach_gates(entry.build(), *entry.inputs(2), min_units=0)
+    gated.gates.set_open(torch.zeros(gated.gates.count, dtype=torch.bool))
+    some = entry.inputs(3)
+    expected = outputs(gated.eval(), some)
+    hc.shrink(gated, torch.optim.SGD(gated.parameters(), lr=0.1))
+    assert [group.units for group in gated.groups] == [1, 1]
+    small = hc.compact(gated)
+    assert gated.delivered("params") == hc.count(small, *entry.inputs(2)).params
+    hc.save(tmp_path / "small.safetensors", small)
+    loaded = hc.load(tmp_path / "small.safetensors", entry.build()).eval()
+    for model in (gated.eval(), small.eval(), loaded):
+        assert apart(expected, outputs(model, some)) <= 1e-5
 
 
 class Blocks(nn.Module):

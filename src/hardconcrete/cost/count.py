@@ -34,11 +34,6 @@ from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 aten = torch.ops.aten
 
 
-def _grouped_macs(left: Tensor, right: Tensor) -> int:
-    """Of rows in groups, each group times its matrix, as experts compute them."""
-    return left.numel() * right.shape[-1] // (len(left) if left.dim() > right.dim() else 1)
-
-
 MACS: dict[Any, Callable[..., int]] = {
     aten.mv: lambda matrix, *_, **__: matrix.numel(),
     aten.addmv: lambda _, matrix, *__, **___: matrix.numel(),
@@ -46,7 +41,6 @@ MACS: dict[Any, Callable[..., int]] = {
     aten.vdot: lambda vector, *_, **__: vector.numel(),
     aten.addbmm: lambda _, left, right, **__: left.numel() * right.shape[-1],
     aten._addmm_activation: lambda _, left, right, **__: left.numel() * right.shape[-1],
-    aten._grouped_mm: lambda left, right, *_, **__: _grouped_macs(left, right),
     aten._int_mm: lambda left, right, **_: left.numel() * right.shape[-1],
     **dict.fromkeys(
         (
@@ -263,9 +257,14 @@ def _is_known(operator: Any, args: Any) -> bool:
     return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
 
 
+def _grouped_macs(left: Tensor, right: Tensor) -> int:
+    """Of rows in groups, each group times its matrix, as experts compute them."""
+    return left.numel() * right.shape[-1] // (len(left) if left.dim() > right.dim() else 1)
+
+
 def _is_grouped(operator: Any) -> bool:
-    """Whether an operator of another library stands for torch's product in groups."""
-    return str(operator).rpartition(".")[2].startswith("grouped_mm")
+    """Whether an operator is a product in groups: torch's, or one that stands for it."""
+    return str(operator).rpartition(".")[2].strip("_").startswith("grouped_mm")
 
 
 def _macs(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
