@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "round_to": (lambda: plain(GOOD, round_to=8), "leave out budget, round_to, uniform"),
     "budget": (lambda: plain(GOOD, budget=1), "leave out budget, round_to, uniform"),
     "batches": (lambda: plain(GOOD, batches=[1], loss=len), "leave out budget, round_to, uniform"),
-    "no inputs": (lambda: hc.compact(dense(), keep=GOOD), "pass example_inputs, or () with kwargs"),
+    "no inputs": (lambda: hc.compact(dense(), keep=GOOD), "pass example_inputs or kwargs"),
     "no mask": (lambda: hc.compact(dense(), torch.randn(3, 4)), "for a plain model pass example"),
     "no model": (lambda: hc.compact({}, keep=GOOD), "not a dict"),  # type: ignore[arg-type]
     "two inputs": (

@@ -1,6 +1,5 @@
 """Compaction: plan, apply, verify."""
 
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.configuration import module_rebuilt
 from hardconcrete.compaction.configuration_search import plans_with_numbers
+from hardconcrete.compaction.idle_sites import warn_of_idle_sites
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
@@ -20,6 +20,7 @@ from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.verify import difference, first_difference, in_one_line
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.graph.model_state import detached_copy
 from hardconcrete.importance.batches import Loss
 from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
 from hardconcrete.units.uniform import uniform_classes
@@ -52,8 +53,8 @@ def compact(
 
     Args:
         model: what ``attach_gates`` returned, or any module that ``find_groups`` can trace.
-        example_inputs: for a plain model, a tensor or a tuple of positional inputs that the model
-            can be called with. Leave it out for a gated model.
+        example_inputs: for a plain model, a tensor, a tuple of positional inputs, or a mapping of
+            keyword inputs that the model can be called with. Leave it out for a gated model.
         kwargs: keyword inputs of the same call.
         keep: which units stay, by name of the group (see ``find_groups`` or ``gated.groups``). The
             units are a mask of bools, or the indices of those that stay. Groups that you do not
@@ -133,10 +134,9 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
             f"compact takes what attach_gates returned, not a {type(model).__name__}; for a plain "
             "model pass example inputs and a mask, compact(model, x, keep={'conv1': [0, 2, 3]})"
         )
-    elif example_inputs is None:
+    elif example_inputs is None and kwargs is None:
         raise ArgumentError(
-            "compact traces a plain model and verifies the small one: pass example_inputs, or () "
-            "with kwargs"
+            "compact traces a plain model and verifies the small one: pass example_inputs or kwargs"
         )
 
 
@@ -177,14 +177,16 @@ def cut_and_verify(
 ) -> nn.Module:
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
-    plain = plain_copy(dense)
-    plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
-    reference = copy.deepcopy(gated)
+    plain = plain_copy(dense, shared=dense.parameters())
+    of_dense = dense_values(gated, values)
+    plan = make_plan(dense, plain, min_units=min_units, may_empty=True, values=of_dense)
+    reference: Any = detached_copy(gated, gated.parameters())
     failures = []
     with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):
             small, failure = _attempt(candidate, plain, reference.model, gated.example)
             if small is not None:
+                warn_of_idle_sites(dense, of_dense, plan, dense.analyze(plain), stacklevel=4)
                 return small
             failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
@@ -201,7 +203,8 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
                 f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
                 "checkpoint"
             )
-    if not may_be_closed and not gated.gates.readout().any():
+    keeps_one = any(group.keeps_one for group in gated.groups)
+    if keeps_one and not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,
@@ -210,7 +213,7 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
-    """The plan as a module, with new values of attributes, and as a graph."""
+    """The plan as a module, with new values of attributes, and as a graph for any size or one."""
     if form != "graph":
         plans, first = plans_with_numbers(replace(plan, form="module"), plain)
         yield from plans
@@ -218,6 +221,7 @@ def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[
             yield replace(first, attributes={**first.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")
+        yield replace(plan, form="graph", fixed_sizes=True)
 
 
 def _attempt(

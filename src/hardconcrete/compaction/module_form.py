@@ -1,7 +1,8 @@
 """The module form: your own classes with smaller tensors, and attributes that match them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,9 +32,24 @@ def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
 
 def cut_copy(plan: "CompactionPlan", model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
-    small = copy.deepcopy(model)
-    cut_module(plan, small)
+    with copied_for_cuts(model) as small:
+        cut_module(plan, small)
     return small
+
+
+@contextmanager
+def copied_for_cuts(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy of a model that is about to be cut. What was not cut is copied at the end.
+
+    So there is never a second model of the dense size.
+    """
+    parameters = [*model.parameters()]
+    copies: list[Any] = [type(each)(each.data, each.requires_grad) for each in parameters]
+    pairs = [*zip(parameters, copies, strict=True)]
+    yield copy.deepcopy(model, {id(before): after for before, after in pairs})
+    for before, after in pairs:
+        if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
+            after.data = after.data.clone()
 
 
 def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
@@ -125,6 +141,13 @@ def _norm(module: Any, _: tuple[int, ...]) -> None:
         module.num_features = len(per_channel)
 
 
+def _group_norm(module: Any, _: tuple[int, ...]) -> None:
+    if module.weight is not None:  # whole groups go, and the others keep their width
+        per_group = module.num_channels // module.num_groups
+        module.num_channels = len(module.weight)
+        module.num_groups = module.num_channels // per_group
+
+
 def _prelu(module: Any, _: tuple[int, ...]) -> None:
     module.num_parameters = len(module.weight)
 
@@ -141,6 +164,7 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.Linear, _linear),
     (_ConvNd, _conv),
     (_NormBase, _norm),
+    (nn.GroupNorm, _group_norm),
     (nn.PReLU, _prelu),
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),

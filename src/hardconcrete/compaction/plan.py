@@ -78,6 +78,8 @@ class CompactionPlan:
         kept_inputs: for each module whose inputs the caller selects, the indices among the
             flattened features of the model's input.
         modules: a digest of the classes of all modules of the dense model.
+        fixed_sizes: whether the graph form takes the sizes of the example inputs only, at any batch
+            size.
         configurations: the new numbers of each object that a module is built from, such as
             ``"config"``.
 
@@ -104,10 +106,11 @@ class CompactionPlan:
     inputs: Any = None
     kept_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     modules: str = ""
+    fixed_sizes: bool = False
     configurations: Mapping[str, Configuration] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.model}, as {self.form}"]
+        lines = [f"{self.model}, as {self.form}{' for one size' if self.fixed_sizes else ''}"]
         lines += [f"{name}: {len(kept.kept)} of {kept.units}" for name, kept in self.groups.items()]
         lines += [f"{name}: selects {len(kept)} inputs" for name, kept in self.selections.items()]
         lines += [
@@ -147,6 +150,7 @@ class CompactionPlan:
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
+            content.get("fixed_sizes", False),
             {
                 path: Configuration(c["numbers"], tuple(c["not_described"]))
                 for path, c in content.get("configurations", {}).items()

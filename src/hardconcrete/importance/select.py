@@ -150,7 +150,7 @@ class _Mask:
 
     def block_size(self, group: Group) -> int:
         """Units of a block in each group; 1 for single weights, which do not change a size."""
-        return self.round_to if group.keeps_one else 1
+        return 1 if group.of_weights else self.round_to
 
     def opened(self, group: Group) -> Tensor:
         """Indices of the open units of a group."""
@@ -171,9 +171,9 @@ class _Mask:
         for groups in self.classes:
             size = self.block_size(groups[0])
             widths = [len(self.opened(group)) for group in groups]
-            least = 1 if size > 1 or max(widths) else 0
+            least = max(*widths, int(groups[0].keeps_one and size > 1))
             for group, width in zip(groups, widths, strict=True):
-                lacking = -(-max(*widths, least) // size) * size - width
+                lacking = -(-least // size) * size - width
                 self.is_open[self.closed(group)[:lacking]] = 1.0
 
     def blocks(self, groups: Sequence[Group]) -> Iterator[Tensor]:
@@ -283,7 +283,7 @@ def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
         """Queue the next block of a class, unless it is shorter than one that did not fit."""
         units = next(waiting[k], NO_UNITS)
         closed_now = bool((mask.closed_at[units] >= 0).any())
-        may_open = closed_now or (limits.settings.reopen and mask.classes[k][0].keeps_one)
+        may_open = closed_now or (limits.settings.reopen and not mask.classes[k][0].of_weights)
         if len(units) and may_open and len(units) >= min_size:
             trials[k] = units, min(max_rank, mask.rank(units))
 
@@ -300,6 +300,6 @@ def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
             continue
         mask.is_open[units] = 0.0
         groups = mask.classes[k]
-        if groups[0].keeps_one and not equal_cost.issuperset(group.index for group in groups):
+        if not groups[0].of_weights and not equal_cost.issuperset(group.index for group in groups):
             queue(k, len(units), rank)
     return opened

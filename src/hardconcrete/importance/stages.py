@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hardconcrete.gating.open_values import open_values
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import RefitResult, refit
+from hardconcrete.importance.relevant_rows import RelevantRows, relevant_rows
 from hardconcrete.importance.score import measure_importance
 from hardconcrete.importance.select import Costs, SelectionSettings, select_units
 from hardconcrete.units.group import raw_parameter
@@ -57,6 +59,10 @@ class PruningState:
         """The mask of open units as values of the gates."""
         return self.is_open.to(self.gated.gates.device, self.gated.gates.dtype)
 
+    @cached_property
+    def _relevant_rows(self) -> list[RelevantRows]:
+        return [relevant_rows(self.teacher, batch, self.loss) for batch in self.batches]
+
     def importance(self) -> Tensor:
         """The importance of every unit; for a closed one, that of opening it."""
         return measure_importance(self.gated, self.batches, self.loss, self.gates)
@@ -73,7 +79,9 @@ class PruningState:
         plain = remove_gates(self.gated)
         before = {name: raw_parameter(plain, name).detach().clone() for name in z}
         fold(self.gated, plain, self.gates)
-        self.refit = refit(plain, self.teacher, self.batches, self.loss)
+        self.refit = refit(
+            plain, self.teacher, self.batches, self.loss, relevant=self._relevant_rows
+        )
         with torch.no_grad():
             for name, weight in before.items():
                 parameter = raw_parameter(plain, name)

@@ -47,6 +47,7 @@ class Budget:
             without gates. An int is absolute, for the example inputs of ``attach_gates``.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
+        kv_bytes: keys and values of all attention for one token of one example, likewise.
         latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them.
         units: open gates of all groups together, or of each group by name:
             ``{"conv1": 10, "fc1": 0.2}``.
@@ -103,6 +104,7 @@ class Budget:
         macs: Limit | None = None,
         params: Limit | None = None,
         weight_bytes: Limit | None = None,
+        kv_bytes: Limit | None = None,
         latency_ms: float | None = None,
         units: Limit | Mapping[str, Limit] | None = None,
         steps: int | None = None,
@@ -115,7 +117,12 @@ class Budget:
         _refuse_no_count(
             round_to=round_to, measure_every=1 if measure_every is None else measure_every
         )
-        limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
+        limits = {
+            "macs": macs,
+            "params": params,
+            "weight_bytes": weight_bytes,
+            "kv_bytes": kv_bytes,
+        }
         self.gated = gated
         self.steps = None if steps is None else int(steps)
         self.round_to, self.measure_every = int(round_to), measure_every

@@ -75,6 +75,7 @@ class ImportanceBudget(Budget, by="importance"):
         bank.measured, bank.measuring = bank.measured + 1, True
         self._number = bank.measured
         self._mask = bank.is_open()
+        bank.set_budget_mask(self._mask)
         self._places = _places(bank)
         self._targets = CostTargets(gated, self.constraints, self._open())
         self._running = RunningImportance(bank.location)
@@ -191,7 +192,7 @@ class ImportanceBudget(Budget, by="importance"):
         self._settled = bool(state["settled"])
         self.gated.freeze_gates(False)
         self.gated.gates.measuring = not self._settled
-        self._write()
+        self._apply_mask()
         if self._settled:
             self._freeze()
 
@@ -216,7 +217,7 @@ class ImportanceBudget(Budget, by="importance"):
             settings=settings,
         )
         self._mask.copy_(kept > 0)
-        self._write()
+        self._apply_mask()
 
     def _settle(self) -> None:
         """Fix the structure."""
@@ -234,6 +235,11 @@ class ImportanceBudget(Budget, by="importance"):
         if not (dist.is_available() and dist.is_initialized()):
             self.gated.freeze_gates()
 
+    def _apply_mask(self) -> None:
+        """Train with the chosen units from now on."""
+        self.gated.gates.set_budget_mask(self._mask)
+        self._write()
+
     def _write(self) -> None:
         """Open and close the gates as the budget chose."""
         self.gated.gates.set_open(self._mask)
@@ -249,6 +255,7 @@ class ImportanceBudget(Budget, by="importance"):
             kept = torch.searchsorted(self._places, _places(bank))
             self._running.keep(kept)
             self._mask, self._places = self._mask[kept], _places(bank)
+            bank.set_budget_mask(self._mask)
 
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""

@@ -156,7 +156,8 @@ def _most_certain(gated: GatedModel, limits: Sequence[Constraint], widths: Width
     for groups in by_classes(gated.groups, widths.classes):
         blocks = _joined([_blocks(g, gated, is_open, widths.round_to) for g in groups])
         every += blocks
-        loose += blocks[1:] if any(is_open[g.slice].any() for g in groups) else blocks
+        stays = groups[0].keeps_one and any(is_open[g.slice].any() for g in groups)
+        loose += blocks[1:] if stays else blocks
         for block in blocks:
             is_open[block.gates] = is_open[block.gates].any()
     fits = _Fits(gated, limits, widths)
@@ -184,7 +185,7 @@ class Block:
 
 def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list[Block]:
     """The units of a group, likeliest first. A group of single weights has no blocks."""
-    if not group.keeps_one:
+    if group.of_weights:
         return []
     openness = gated.gates.openness().double()
     chance = gated.gates.open_probability().double()
@@ -238,7 +239,7 @@ class _Fits:
         """The cheapest unit of each group by each limit. There is none for blocks of units."""
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
-            units[group.slice] = group.keeps_one
+            units[group.slice] = not group.of_weights
         if self.widths.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
