@@ -28,9 +28,11 @@ from torch.utils.flop_counter import flop_registry
 
 from hardconcrete.cost.key_values import KeyValues
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
+
 
 MACS: dict[Any, Callable[..., int]] = {
     aten.mv: lambda matrix, *_, **__: matrix.numel(),
@@ -125,7 +127,7 @@ class Count:
         return text + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
 
 
-def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Count:
+def count(model: nn.Module, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Count:
     """Count parameters, multiply-adds and bytes of one forward, in evaluation mode.
 
     The model does not change: mode, buffers, hooks and random state stay as they are. Its hooks
@@ -133,7 +135,8 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
 
     Args:
         model: any plain module, on any device, including the meta device.
-        inputs: a tensor, or a tuple of positional inputs. The count is for these.
+        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. The count
+            is for these.
         kwargs: keyword inputs of the same call.
 
     Example:
@@ -144,8 +147,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
         (608, 5400)
     """
     _check(model)
-    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    keywords = dict(kwargs or {})
+    args, keywords = as_inputs(inputs, kwargs)
     with torch.inference_mode(False):  # it decomposes fewer operators
         tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
     parameters, buffers = list(model.parameters()), list(model.buffers())
@@ -251,11 +253,23 @@ def _contracted(equation: Any, *operands: Any) -> int:
 
 def _is_known(operator: Any, args: Any) -> bool:
     """Whether a formula applies. Formulas are for dense tensors only."""
-    has_formula = operator in MACS or operator in flop_registry
+    has_formula = operator in MACS or operator in flop_registry or _is_grouped(operator)
     return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
 
 
+def _grouped_macs(left: Tensor, right: Tensor) -> int:
+    """Of rows in groups, each group times its matrix, as experts compute them."""
+    return left.numel() * right.shape[-1] // (len(left) if left.dim() > right.dim() else 1)
+
+
+def _is_grouped(operator: Any) -> bool:
+    """Whether an operator is a product in groups: torch's, or one that stands for it."""
+    return str(operator).rpartition(".")[2].strip("_").startswith("grouped_mm")
+
+
 def _macs(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if _is_grouped(operator):
+        return _grouped_macs(*args[:2])
     if operator in MACS:
         return MACS[operator](*args, **kwargs)
     flops: int = flop_registry[operator](*args, **kwargs, out_val=result)

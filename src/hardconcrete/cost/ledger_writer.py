@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -37,6 +37,7 @@ def write_ledger(
     example: tuple[tuple[Any, ...], dict[str, Any]],
     gates: Mapping[Place, Tensor],
     analysis: Analysis | None = None,
+    may_empty: Collection[str] = (),
 ) -> Ledger:
     """Write the ledger of a model, which gives its cost for any gates.
 
@@ -46,6 +47,7 @@ def write_ledger(
         gates: for each gated axis the number of the gate of each index, or -1; under ``EACH``, for
             a parameter with gates on single weights, the number of the gate of each weight.
         analysis: the analysis of the model for this example, if you have it.
+        may_empty: names of groups that may lose all units. Others keep one.
 
     Example:
         >>> import torch
@@ -58,7 +60,7 @@ def write_ledger(
         >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # if all close, one stays
         [13.375, 19.5, 53.5, 0.0]
     """
-    return LedgerWriter(model, example, gates, analysis).ledger()
+    return LedgerWriter(model, example, gates, analysis, may_empty).ledger()
 
 
 class LedgerWriter(IndexSets):
@@ -289,7 +291,7 @@ class LedgerWriter(IndexSets):
             "fixed_counts": base,
             "set_multiples": multiples,
             "contains_set": (torch.cat([multiples, base[:, None]], 1) > 0).double(),
-            "unit_widths": multiples[arriving, : self.never_empty],
+            "unit_widths": multiples[arriving, : len(self.units_kept)] * self.units_kept,
             "arriving_axes": arriving,
             "group_of_set": torch.tensor([s.group for s in self.index_sets], dtype=torch.int64),
         }

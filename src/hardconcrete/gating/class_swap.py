@@ -4,7 +4,7 @@ Reading a gated parameter of such a module gives the product with its gates. The
 state_dict and the parameters of the module do not change.
 """
 
-import copy
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from hardconcrete.gating.activation_gates import (
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.module_gates import KEY, ModuleGates
 from hardconcrete.gating.products import recomputes_products
+from hardconcrete.graph.model_state import detached_copy
 
 
 def swap(module: nn.Module, gates: ModuleGates) -> None:
@@ -44,9 +45,10 @@ def restore_all(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_copy(gated: Any) -> nn.Module:
-    """A copy of the user's model, without gates."""
-    return restore_all(copy.deepcopy(gated).model)
+def plain_copy(gated: Any, *, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """A copy of the user's model, without gates. It has the shared parameters, too."""
+    copied: Any = detached_copy(gated, shared)
+    return restore_all(copied.model)
 
 
 def is_swapped(module: nn.Module) -> bool:

@@ -240,12 +240,13 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
 def cheapest_mask(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     """A mask with only the cheapest unit of each group open, chosen group by group.
 
-    A group keeps a unit, because without one even layers without gates would cost nothing. All
-    single weights stay open.
+    A group keeps a unit, because without one even layers without gates would cost nothing. Groups
+    that may lose all units are closed. All single weights stay open.
     """
     is_open = torch.zeros(gated.gates.count, dtype=gated.gates.dtype, device=gated.gates.device)
     for group in gated.groups:
-        is_open[group.start if group.keeps_one else group.slice] = 1.0
+        if not group.may_empty:
+            is_open[group.slice if group.of_weights else group.start] = 1.0
     cost_classes = gated.ledger.remaining_gate_kinds().tolist()
     for group in gated.groups:
         if group.keeps_one:

@@ -208,7 +208,13 @@ class ImportanceBudget(Budget, by="importance"):
         costs, settings = self._targets(part, reopen=reopen)
         groups, is_open = self.gated.groups, self._mask.double().cpu()
         kept = select_units(
-            score, groups, is_open, costs, round_to=self.round_to, settings=settings
+            score,
+            groups,
+            is_open,
+            costs,
+            round_to=self.round_to,
+            classes=self.classes,
+            settings=settings,
         )
         self._mask.copy_(kept > 0)
         self._apply_mask()
@@ -254,7 +260,8 @@ class ImportanceBudget(Budget, by="importance"):
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""
         words = [f"{c.name} {c.limit:.6g}" for c in self.constraints]
-        return [zlib.crc32(" ".join([*words, str(self.round_to)]).encode()), self._length]
+        words += [str(self.round_to), *["uniform"] * bool(self.classes)]
+        return [zlib.crc32(" ".join(words).encode()), self._length]
 
 
 def _places(bank: GateBank) -> Tensor:

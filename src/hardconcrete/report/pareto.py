@@ -117,8 +117,8 @@ def pareto(
 
     Args:
         model: a trained model, or a ``GatedModel`` as ``gated.eval()`` computes. It is not changed.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with;
-            None for a gated model.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs that
+            the model can be called with; None for a gated model.
         batches: your batches, as for ``prune``.
         loss: calls the model on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
