@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 def make(family: type[Sparsifier], **settings: object) -> hc.GatedModel:
     torch.manual_seed(0)
-    return hc.attach_gates(Net(), torch.randn(4, 5), gate=family(), **settings)
+    return hc.attach_gates(Net(), torch.randn(4, 5), method=family(), **settings)
 
 
 def pruned(family: type[Sparsifier]) -> hc.GatedModel:
@@ -252,7 +252,7 @@ def test_checkpoints_see_the_draw_of_their_forward(family: type[Sparsifier]) -> 
             return checkpoint(super().forward, x, use_reentrant=False)
 
     torch.manual_seed(0)
-    gated = hc.attach_gates(Checkpointed(), inputs(), gate=family(), droprate=0.4)
+    gated = hc.attach_gates(Checkpointed(), inputs(), method=family(), droprate=0.4)
     plain = copy.deepcopy(gated)
     plain.model.forward = lambda x: Net.forward(plain.model, x)
     results = []
@@ -307,8 +307,8 @@ def test_unusable_families_are_refused() -> None:
         make(Nothing)
     with pytest.raises(ArgumentError, match="readout 'paper' is not known to FixedMask; use one"):
         make(FixedMask, readout="paper")
-    with pytest.raises(ArgumentError, match="gate takes a FixedMask, made with its settings"):
-        hc.attach_gates(Net(), torch.randn(4, 5), gate=FixedMask)
+    with pytest.raises(ArgumentError, match="method takes a FixedMask, made with its settings"):
+        hc.attach_gates(Net(), torch.randn(4, 5), method=FixedMask)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_unusable_families_are_refused() -> None:
 )
 def test_a_family_with_wrong_results_is_refused(members: dict[str, object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        hc.attach_gates(Net(), torch.zeros(4, 5), gate=type("Wrong", (FixedMask,), members)())
+        hc.attach_gates(Net(), torch.zeros(4, 5), method=type("Wrong", (FixedMask,), members)())
 
 
 @pytest.mark.parametrize("name", ["original", "device", "draw", "a.b"])
@@ -356,7 +356,7 @@ def test_names_of_parameters_that_the_bank_cannot_have(name: str) -> None:
             return {name: is_open.float()}
 
     with pytest.raises(ArgumentError, match=f"cannot have a parameter '{name}'"):
-        hc.attach_gates(Net(), torch.zeros(4, 5), gate=Renamed())
+        hc.attach_gates(Net(), torch.zeros(4, 5), method=Renamed())
 
 
 def test_parameters_for_another_number_of_gates_are_refused() -> None:

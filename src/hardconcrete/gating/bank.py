@@ -16,11 +16,7 @@ from hardconcrete.gating.checkpointing import (
     refuse_reentrant,
 )
 from hardconcrete.gating.compilation import check_draw, in_graph
-from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
-from hardconcrete.sparsifiers.hard_concrete import MakeRectified
-
-Gate = MakeRectified | Sparsifier
-"""What ``attach_gates(gate=...)`` takes."""
+from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier
 
 Values = tuple[Tensor, ...]
 """Values of all gates, one tensor per group."""
@@ -45,12 +41,13 @@ class GateBank(nn.Module):
     Args:
         parameters: the first parameters, as ``Sparsifier.start`` gives them.
         sizes: the number of gates of each group.
-        gate: a ``Sparsifier``, or a function that ``RectifiedGates`` takes.
+        family: of the gates.
         rule: of the readout.
 
     Attributes:
         family: the ``Sparsifier`` of the gates.
-        gate: what the family was made of; a module is registered under this name.
+        gate: what makes the distributions of rectified gates, else the family; a module is
+            registered under this name.
         original: where units were removed in training, the place that each remaining gate had
             among all of them; else None.
         checks: for how many checks in a row ``shrink`` has seen each gate closed; None before.
@@ -71,12 +68,11 @@ class GateBank(nn.Module):
     draws: Draws
 
     def __init__(
-        self, parameters: GateParameters, sizes: Sequence[int], gate: Gate, rule: str
+        self, parameters: GateParameters, sizes: Sequence[int], family: Sparsifier, rule: str
     ) -> None:
         super().__init__()
-        family = as_sparsifier(gate)
         self.sizes = tuple(sizes)
-        self.gate = gate
+        self.gate = family.gate if isinstance(family, RectifiedGates) else family
         self.__dict__["family"] = family  # not as a module: ``gate`` is registered
         self.rule = rule
         self.frozen = family.constant

@@ -25,7 +25,7 @@ GateParameters = Mapping[str, Tensor]
 
 
 class Sparsifier(ABC):
-    """A family of gates. Pass an instance to ``attach_gates(gate=...)``.
+    """A family of gates. Pass an instance to ``attach_gates(method=...)``.
 
     Attributes:
         readouts: the rules that ``readout`` knows, the default first.
@@ -50,7 +50,8 @@ class Sparsifier(ABC):
         ...     def certain(self, is_open):
         ...         return {"mask": is_open.float()}
         >>> layers = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
-        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 4), gate=Mask())
+        >>> model = torch.nn.Sequential(*layers)
+        >>> gated = hc.attach_gates(model, torch.zeros(2, 4), method=Mask())
         >>> _ = gated.gates.mask.copy_(torch.tensor([1.0, 0.0, 1.0]))
         >>> hc.compact(gated)[0]
         Linear(in_features=4, out_features=2, bias=True)
