@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hardconcrete.objective import (
         Budget,
         L0Penalty,
+        MethodPenalty,
         check_gates,
         check_run,
         lam_per_weight,
@@ -49,6 +50,7 @@ __all__ = [
     "Importance",
     "L0Penalty",
     "LatencyTable",
+    "MethodPenalty",
     "Rectified",
     "Report",
     "Site",
@@ -87,6 +89,7 @@ _HOME = {
     "objective": (
         "Budget",
         "L0Penalty",
+        "MethodPenalty",
         "check_gates",
         "check_run",
         "lam_per_weight",

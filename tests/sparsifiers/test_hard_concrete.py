@@ -58,3 +58,5 @@ def test_closed_gates_have_no_gradient_unless_a_sampler_is_new() -> None:
 def test_a_gate_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(ArgumentError, match="gate must be callable on log_alpha, not a int"):
         RectifiedGates(3)
+    with pytest.raises(ArgumentError, match="gate must be callable on log_alpha alone: too"):
+        RectifiedGates(lambda: hc.HardConcrete(0.0))

@@ -11,11 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.sparsifiers import GateParameters, Sparsifier
+from hardconcrete.sparsifiers import SBP, GateParameters, GroupLasso, Sparsifier
 from tests.gating.oracles import by_hand, gradients, next_draw
-from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough
+from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough, penalty_of
 
-FAMILIES = [FixedMask, StraightThrough, RectifiedNormal]
+FAMILIES = [FixedMask, StraightThrough, RectifiedNormal, SBP, GroupLasso]
 LEARNED = [StraightThrough, RectifiedNormal]
 CLOSED = (1, 4, 5)
 
@@ -60,7 +60,7 @@ def test_gates_are_attached(family: type[Sparsifier]) -> None:
     assert {f"gates.{name}" for name in gated.gates.names} <= state.keys()
     learned = {name for name, _ in gated.gates.named_parameters()}
     assert learned.isdisjoint(family.fixed)
-    assert gated.gates.learns == (family is not FixedMask)
+    assert gated.gates.learns == (family not in (FixedMask, GroupLasso))
     assert gated.units_left() == (8, 6)
     gated.summary()
     assert type(hc.remove_gates(gated).first) is nn.Linear
@@ -81,8 +81,8 @@ def test_a_call_multiplies_by_a_draw(family: type[Sparsifier]) -> None:
 @families
 def test_a_training_step(family: type[Sparsifier]) -> None:
     gated, x = make(family, droprate=0.4), inputs()
-    penalty = hc.L0Penalty(gated, 0.01, weight_decay=1e-3)
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=0.1))
+    penalty = penalty_of(gated, optimizer)
     before = {name: own.clone() for name, own in gated.state_dict().items()}
     loss = gated(x).square().mean() + penalty()
     loss.backward()
@@ -110,7 +110,7 @@ def test_costs(family: type[Sparsifier]) -> None:
         gated.expected("params"), gated.delivered("params"), rtol=1e-3, atol=0
     )
     open_gates = make(family, droprate=0.4)
-    if family is not FixedMask:
+    if family is not FixedMask and family.has_l0:
         slopes = gradients(open_gates.expected("macs"), open_gates.gates)
         assert any(slope.any() for slope in slopes)
 
@@ -220,8 +220,10 @@ def test_a_budget_by_learned_gates(family: type[Sparsifier]) -> None:
 
 @pytest.mark.parametrize(("by", "words"), [("importance", "moves the gates"), ("gates", "learn")])
 def test_a_mask_cannot_be_moved(by: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"{words}, and FixedMask gates are fixed"):
-        hc.Budget(make(FixedMask), macs=0.5, steps=300, by=by)
+    for family in (FixedMask, SBP, GroupLasso):
+        name = family.__name__
+        with pytest.raises(ArgumentError, match=rf"{words}, and {name} gates have no location"):
+            hc.Budget(make(family), macs=0.5, steps=300, by=by)
     penalty = hc.L0Penalty(make(FixedMask), 0.1)
     with pytest.raises(GateError, match="FixedMask gates have no location"):
         hc.check_run(penalty, torch.optim.SGD(penalty.gated.parameters(), lr=0.1), 10)
@@ -239,7 +241,8 @@ def test_how_far_gates_get(family: type[Sparsifier]) -> None:
 def test_only_rectified_gates_have_priors_and_distributions(family: type[Sparsifier]) -> None:
     gated = make(family)
     prior = hc.HardConcrete.with_open_probability(0.1)
-    with pytest.raises(ArgumentError, match=f"{family.__name__} gates have no divergence"):
+    words = "gates have no divergence" if family.has_l0 else "gates are never 0 in training"
+    with pytest.raises(ArgumentError, match=f"{family.__name__} {words}"):
         hc.L0Penalty(gated, 0.1, prior=prior, examples=10)
     with pytest.raises(GateError, match=f"{family.__name__} gates have no Rectified"):
         gated.gates.distribution()

@@ -64,7 +64,7 @@ def _settled(
         for name in liveness.is_open
         if (name, 1) in liveness.roots
     }
-    chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
+    chance = gate_masks(gated, plain, gated.gates.ranking().cpu())
     liveness.revive(analysis, min_units, chance)
     return liveness, reads
 

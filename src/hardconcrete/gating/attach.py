@@ -165,7 +165,7 @@ def _bank(
     readout: str | None,
 ) -> GateBank:
     """The gates of the selected groups, on the device of the model."""
-    droprates = _droprates(selected, droprate)
+    droprates = _droprates(selected, family.droprate if droprate is None else droprate)
     start = family.start(_droprate_of_each_gate(model, selected.groups, droprates))
     sizes = [group.units for group in selected.groups]
     return GateBank(start, sizes, family, family.readouts[0] if readout is None else readout)

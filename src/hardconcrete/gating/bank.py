@@ -147,7 +147,11 @@ class GateBank(nn.Module):
     def openness(self) -> Tensor:
         """A number that is larger the more open a gate is, without gradient."""
         moved = self.family.location is not None
-        return (self.location if moved else self.open_probability()).detach()
+        return (self.location if moved else self.ranking()).detach()
+
+    def ranking(self) -> Tensor:
+        """Numbers from 0 on, larger for units that are better kept (``Sparsifier.ranking``)."""
+        return self.family.ranking(self.gate_parameters()).detach()
 
     @property
     def learns(self) -> bool:
@@ -209,6 +213,11 @@ class GateBank(nn.Module):
             return _sample(self.location, shape)
         return self.family.sample(self.gate_parameters(), shape, self.generator)
 
+    @property
+    def draws_alike(self) -> bool:
+        """Whether every draw is the same, without a gradient."""
+        return self.frozen or self.family.noiseless
+
     def _zero_or_one(self) -> Tensor:
         """1 for each gate that the readout opens, else 0; as a draw."""
         z = self.is_open().to(self.dtype)
@@ -241,8 +250,8 @@ class GateBank(nn.Module):
             return self.by_group(self.readout()) if read is None else read
         compiling = torch.compiler.is_compiling()
         if not compiling and in_backward():
-            frozen = self.readout().detach() if self.frozen else None
-            return self.by_group(self.draws.recomputed(frozen))
+            alike = self.draw().detach() if self.draws_alike else None
+            return self.by_group(self.draws.recomputed(alike))
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
@@ -264,7 +273,7 @@ class GateBank(nn.Module):
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
-        one = check_draw(drawn.detach(), self.draws.number, self.frozen, lost)
+        one = check_draw(drawn.detach(), self.draws.number, self.draws_alike, lost)
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -330,7 +339,7 @@ class Holding:
         self._before = bank.held
         self._entered = None  # for ``leave``
         if drawn is not None and not compiling:
-            self._entered = bank.draws.enter(drawn, bank.frozen)
+            self._entered = bank.draws.enter(drawn, bank.draws_alike)
         held = (
             None if drawn is None else bank.by_group(drawn),
             None if compiling else drawn,

@@ -277,8 +277,8 @@ def _refuse_other_gates(gated: GatedModel) -> None:
     bank = gated.gates
     if bank.family.location is None:
         raise ArgumentError(
-            f"a budget by importance moves the gates, and {type(bank.family).__name__} gates are "
-            "fixed: use other gates"
+            f"a budget by importance moves the gates, and {type(bank.family).__name__} gates have "
+            "no location that moves: use other gates"
         )
     every = torch.ones(bank.count, dtype=torch.bool, device=bank.device)
     for state, is_open in (("closed", ~every), ("open", every)):

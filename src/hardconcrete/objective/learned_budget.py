@@ -102,7 +102,8 @@ class LearnedBudget(Budget, by="gates"):
         if gated.gates.family.location is None:
             raise ArgumentError(
                 f"a budget with by='gates' needs gates that learn, and "
-                f"{type(gated.gates.family).__name__} gates are fixed: use other gates"
+                f"{type(gated.gates.family).__name__} gates have no location that moves: use "
+                "other gates"
             )
         location = gated.gates.location.detach()
         limit_count = len(self.constraints)

@@ -13,6 +13,7 @@ temperature, belongs to the family: make it an ``nn.Module`` too, and the bank r
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,30 @@ from hardconcrete.errors import ArgumentError
 
 GateParameters = Mapping[str, Tensor]
 """The parameters of all gates by name, each with one entry per gate."""
+
+
+@dataclass(frozen=True)
+class UnitWeights:
+    """The weights that the gates multiply, without their gates.
+
+    Args:
+        rows: for each group a matrix with one row per unit.
+
+    Example:
+        >>> weights = UnitWeights((torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.ones(1, 3)))
+        >>> weights.squares(), weights.sizes()
+        (tensor([25.,  1.,  3.]), tensor([2., 2., 3.]))
+    """
+
+    rows: tuple[Tensor, ...]
+
+    def squares(self) -> Tensor:
+        """The sum of squares of the weights of each gate."""
+        return torch.cat([rows.float().square().sum(1) for rows in self.rows])
+
+    def sizes(self) -> Tensor:
+        """|g|: how many weights each gate multiplies."""
+        return torch.cat([rows.new_full((len(rows),), rows.shape[1]).float() for rows in self.rows])
 
 
 class Sparsifier(ABC):
@@ -34,6 +59,11 @@ class Sparsifier(ABC):
             None for gates that cannot be moved.
         fixed: names of the parameters that are not learned; the bank keeps them as buffers.
         constant: whether a draw is always the readout.
+        noiseless: whether every draw is the same, without a gradient.
+        has_l0: whether gates are 0 in some draws, so that ``open_probability`` has a gradient.
+            ``L0Penalty`` and budgets by gates need it.
+        droprate: where gates start if the user does not say so; None for the library's defaults.
+        has_noise: whether weights have Gaussian noise in training, of ``weight_variance``.
 
     Example:
         >>> import hardconcrete as hc
@@ -61,6 +91,10 @@ class Sparsifier(ABC):
     location: ClassVar[str | None] = None
     fixed: ClassVar[tuple[str, ...]] = ()
     constant: ClassVar[bool] = False
+    noiseless: ClassVar[bool] = False
+    has_l0: ClassVar[bool] = True
+    droprate: ClassVar[float | None] = None
+    has_noise: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, droprate: Tensor) -> dict[str, Tensor]:
@@ -85,7 +119,14 @@ class Sparsifier(ABC):
 
     @abstractmethod
     def open_probability(self, parameters: GateParameters) -> Tensor:
-        """P(z != 0) of every gate, differentiable: the term that the L0 penalty sums (eq. 6)."""
+        """P(z != 0) of every gate, differentiable: the term that the L0 penalty sums (eq. 6).
+
+        Of a family without ``has_l0`` it is 1 for a unit that stays, and 0 for one that goes.
+        """
+
+    def ranking(self, parameters: GateParameters) -> Tensor:
+        """Numbers from 0 on, larger for a unit that is better kept, where some must be chosen."""
+        return self.open_probability(parameters)
 
     def mean(self, parameters: GateParameters) -> Tensor:
         """E[z] of every gate. The default is for gates of 0 and 1."""
@@ -117,6 +158,24 @@ class Sparsifier(ABC):
     def divergence(self, parameters: GateParameters, prior: Any) -> Tensor:  # noqa: ARG002
         """The family's term of a penalty with a prior: KL(q(z) || p(z)) of every gate."""
         return torch.zeros_like(self.open_probability(parameters))
+
+    def complexity(
+        self,
+        parameters: GateParameters,  # noqa: ARG002
+        weights: UnitWeights,  # noqa: ARG002
+    ) -> Tensor:
+        """The family's own penalty of every gate, in nats for all examples; see ``MethodPenalty``.
+
+        It is a divergence from the prior of the family's paper, or a norm of the weights.
+        """
+        raise ArgumentError(
+            f"{type(self).__name__} gates have no penalty of their own: use hc.L0Penalty(gated, "
+            "lam) or hc.Budget"
+        )
+
+    def weight_variance(self, parameters: GateParameters) -> Tensor:
+        """With ``has_noise``: the variance of the weights that each gate multiplies."""
+        raise NotImplementedError
 
     def refuse_prior(self, parameters: GateParameters, prior: Any) -> None:  # noqa: ARG002
         """Raise an ``ArgumentError`` unless every gate has a finite divergence from this prior."""

@@ -5,10 +5,25 @@ from difflib import get_close_matches
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.sparsifiers.base import Sparsifier
+from hardconcrete.sparsifiers.bernoulli import GeneralizedDropout, StraightThrough
+from hardconcrete.sparsifiers.concrete import Concrete
 from hardconcrete.sparsifiers.hard_concrete import RectifiedGates
+from hardconcrete.sparsifiers.lasso import L1, GroupLasso
+from hardconcrete.sparsifiers.magnitude import Magnitude
+from hardconcrete.sparsifiers.rectified_noise import RectifiedGaussian, RectifiedLogistic
+from hardconcrete.sparsifiers.sbp import SBP
 
 METHODS: Mapping[str, Callable[[], Sparsifier]] = {
     "hard-concrete": RectifiedGates,
+    "sbp": SBP,
+    "group-lasso": GroupLasso,
+    "generalized-dropout": GeneralizedDropout,
+    "straight-through": StraightThrough,
+    "concrete": Concrete,
+    "rectified-gaussian": RectifiedGaussian,
+    "rectified-logistic": RectifiedLogistic,
+    "magnitude": Magnitude,
+    "l1": L1,
 }
 """What ``attach_gates(method=...)`` knows by name."""
 
