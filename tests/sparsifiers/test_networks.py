@@ -69,4 +69,4 @@ def test_two_steps_and_exact(name: str, gated: hc.GatedModel) -> None:
     assert apart(outputs(gated, three), outputs(small.eval(), three)) < TOLERANCE
     args, kwargs = inputs(entry, 2)
     dense, now = hc.count(hc.remove_gates(gated), args, kwargs), hc.count(small, args, kwargs)
-    assert now.params < dense.params
+    assert now.params < dense.params or gated.gates.family.per_weight

@@ -11,11 +11,17 @@ from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.sparsifiers import SBP, GateParameters, GroupLasso, Sparsifier
+from hardconcrete.sparsifiers import (
+    SBP,
+    GateParameters,
+    GroupLasso,
+    GroupNormalJeffreys,
+    Sparsifier,
+)
 from tests.gating.oracles import by_hand, gradients, next_draw
 from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough, penalty_of
 
-FAMILIES = [FixedMask, StraightThrough, RectifiedNormal, SBP, GroupLasso]
+FAMILIES = [FixedMask, StraightThrough, RectifiedNormal, SBP, GroupLasso, GroupNormalJeffreys]
 LEARNED = [StraightThrough, RectifiedNormal]
 CLOSED = (1, 4, 5)
 
@@ -70,6 +76,9 @@ def test_gates_are_attached(family: type[Sparsifier]) -> None:
 def test_a_call_multiplies_by_a_draw(family: type[Sparsifier]) -> None:
     gated, x = make(family, droprate=0.4), inputs()
     plain = hc.remove_gates(copy.deepcopy(gated))
+    if gated.gates.log_variances is not None:
+        gated.gates.log_variances["second/weight"].data.fill_(-100.0)
+        gated.gates.log_variances["last/weight"].data.fill_(-100.0)
     z = next_draw(gated)
     torch.testing.assert_close(gated(x), by_hand(plain, gated, z, x))
     gated.eval()
@@ -218,11 +227,11 @@ def test_a_budget_by_learned_gates(family: type[Sparsifier]) -> None:
     budget.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("by", "words"), [("importance", "moves the gates"), ("gates", "learn")])
-def test_a_mask_cannot_be_moved(by: str, words: str) -> None:
+@pytest.mark.parametrize("by", ["importance", "gates"])
+def test_a_mask_cannot_be_moved(by: str) -> None:
     for family in (FixedMask, SBP, GroupLasso):
         name = family.__name__
-        with pytest.raises(ArgumentError, match=rf"{words}, and {name} gates have no location"):
+        with pytest.raises(ArgumentError, match=f"moves gates, and {name} has gates without a"):
             hc.Budget(make(family), macs=0.5, steps=300, by=by)
     penalty = hc.L0Penalty(make(FixedMask), 0.1)
     with pytest.raises(GateError, match="FixedMask gates have no location"):

@@ -17,7 +17,7 @@ from hardconcrete.gating.groups import per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
-from hardconcrete.gating.sites import Site
+from hardconcrete.gating.sites import Site, each_weight
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.graph.trace import as_args
 from hardconcrete.sparsifiers import Sparsifier, method_of
@@ -88,8 +88,12 @@ def attach_gates(
     """
     _check_arguments(model, sample)
     family, args = method_of(method), as_args(example_inputs)
+    if family.per_weight and sites == "auto":
+        sites = each_weight(model)
     selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     bank = _bank(model, selected, droprate, family, readout)
+    if family.has_noise:
+        bank.add_noise(_gated_parameters(model, selected.groups))
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
@@ -169,6 +173,14 @@ def _bank(
     start = family.start(_droprate_of_each_gate(model, selected.groups, droprates))
     sizes = [group.units for group in selected.groups]
     return GateBank(start, sizes, family, family.readouts[0] if readout is None else readout)
+
+
+def _gated_parameters(model: nn.Module, groups: tuple[Group, ...]) -> dict[str, Tensor]:
+    """The parameters with gates, by their first names."""
+    names = {name for group in groups for name in group.gated_parameters}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    gated = {id(named[name]) for name in names}
+    return {name: value for name, value in model.named_parameters() if id(value) in gated}
 
 
 def _droprates(

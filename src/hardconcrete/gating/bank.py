@@ -1,6 +1,6 @@
 """The bank: the parameters of all gates of a model, and the values the gates have right now."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any, cast
 
@@ -29,6 +29,11 @@ HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
 
 
+def noise_key(name: str) -> str:
+    """The name of a parameter as a key: names of parameters of torch have no dots."""
+    return name.replace(".", "/")
+
+
 class GateBank(nn.Module):
     """All gates of a model: their parameters, their family and their current values.
 
@@ -54,6 +59,8 @@ class GateBank(nn.Module):
         tables: which gate each index of a dimension has, where it is not one each. Neither these
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
+        log_variances: of the noise of each gated parameter, by its first name, where the family
+            has noise (``Sparsifier.has_noise``).
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
             one, training uses gates of 0 and 1: those that the readout opens are 1.
@@ -86,6 +93,7 @@ class GateBank(nn.Module):
         with torch.no_grad():
             family.refuse_parameters(parameters, rule)
             self.flat = family.is_flat(parameters)
+        self.log_variances: nn.ParameterDict | None = None
         self.names = tuple(parameters)
         for name, values in parameters.items():
             self._refuse_parameter(name, values)
@@ -93,6 +101,23 @@ class GateBank(nn.Module):
                 self.register_buffer(name, values)
             else:
                 self.register_parameter(name, nn.Parameter(values))
+
+    def add_noise(self, parameters: Mapping[str, Tensor]) -> None:
+        """Let these parameters, by their first names, have noise of their shapes."""
+        start, device = self.family.log_variance, self.device
+        self.log_variances = nn.ParameterDict(
+            {
+                noise_key(name): nn.Parameter(torch.full(parameter.shape, start, device=device))
+                for name, parameter in parameters.items()
+            }
+        )
+
+    def noise_of(self, name: str, training: bool) -> Tensor | None:
+        """The log-variances of a parameter, where a module in this mode adds noise to it now."""
+        if self.log_variances is None or not training or self.frozen:
+            return None
+        values: Tensor = self.log_variances[noise_key(name)]
+        return values
 
     def _refuse_parameter(self, name: str, values: Tensor) -> None:
         """Refuse names that the bank uses, and another number of gates."""
@@ -156,7 +181,8 @@ class GateBank(nn.Module):
     @property
     def learns(self) -> bool:
         """Whether a parameter of the gates is learned, frozen or not."""
-        return any(name not in self.family.fixed for name in self.names)
+        has_noise = self.log_variances is not None
+        return has_noise or any(name not in self.family.fixed for name in self.names)
 
     @torch.no_grad()
     def spread(self) -> None:

@@ -29,6 +29,7 @@ class Multiplier:
         groups: numbers of the groups whose gates these are.
         index: number of the bank's table that says which gate each index has; None for one each.
         name: of the first group, for messages.
+        tensor: first name of the parameter in the model.
     """
 
     parameter: str
@@ -36,6 +37,7 @@ class Multiplier:
     groups: tuple[int, ...]
     index: int | None
     name: str
+    tensor: str = ""
 
     def gates(self, bank: GateBank, values: Values) -> Tensor:
         """One gate for every index along the dimension."""
@@ -85,10 +87,20 @@ class ModuleGates:
         if self.bank.held is None and raw and self._is_outside_calls(module):
             return value  # type: ignore[no-any-return]
         values = self.values(module, name)
+        noise = self.noise(module, name)
+        if noise is not None:
+            value = value + (0.5 * noise).exp().to(value.dtype) * torch.randn_like(value)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
                 value = multiplier.times(value, self.bank, values)
         return value  # type: ignore[no-any-return]
+
+    def noise(self, module: nn.Module, name: str) -> Tensor | None:
+        """The log-variances of the noise that a parameter has now, if it has any."""
+        for multiplier in self.multipliers if self.bank.log_variances is not None else ():
+            if multiplier.parameter == name:
+                return self.bank.noise_of(multiplier.tensor, module.training)
+        return None
 
     def values(self, module: nn.Module, *names: str) -> Values:
         """The values of all gates with which this module multiplies parameters ``names`` now."""

@@ -1,9 +1,13 @@
 """The weights of each unit as the row of a matrix, read from a gated model and written back."""
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
 
+import torch
+from torch import Tensor, nn
+
+from hardconcrete.gating.bank import noise_key
 from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.graph.propagate import first_names
 from hardconcrete.sparsifiers import UnitWeights
 from hardconcrete.units import Axis, Group
 from hardconcrete.units.group import raw_parameter
@@ -18,7 +22,14 @@ def unit_weights(gated: GatedModel) -> UnitWeights:
         >>> unit_weights(hc.attach_gates(model, torch.zeros(2, 4))).sizes()   # inputs of the second
         tensor([2., 2., 2.])
     """
-    return UnitWeights(tuple(_rows(gated, group) for group in gated.groups))
+    parameters = dict(gated.model.named_parameters(remove_duplicate=False))
+    rows = tuple(_rows(parameters, group) for group in gated.groups)
+    bank = gated.gates.log_variances
+    if bank is None:
+        return UnitWeights(rows)
+    first = first_names(gated.model)
+    noise = {name: bank[noise_key(first[name])] for name in parameters if _has(bank, first[name])}
+    return UnitWeights(rows, tuple(_rows(noise, group) for group in gated.groups))
 
 
 @torch.no_grad()
@@ -36,10 +47,14 @@ def write_unit_weights(gated: GatedModel, weights: UnitWeights) -> None:
             along.copy_(table.view(along.shape))
 
 
-def _rows(gated: GatedModel, group: Group) -> Tensor:
+def _has(bank: nn.ParameterDict, name: str) -> bool:
+    return noise_key(name) in bank
+
+
+def _rows(parameters: Mapping[str, Tensor], group: Group) -> Tensor:
     parts = []
     for axis in group.gated:
-        parameter = raw_parameter(gated.model, axis.tensor)
+        parameter = parameters[axis.tensor]
         table = _by_index(axis, parameter)[_order(axis, parameter)]
         parts.append(table.reshape(group.units, -1))
     return torch.cat(parts, 1)

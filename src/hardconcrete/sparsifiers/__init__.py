@@ -1,6 +1,7 @@
 """Families of gates: how a gate is parametrized, drawn and read out."""
 
 from hardconcrete.sparsifiers.base import GateParameters, Sparsifier, UnitWeights
+from hardconcrete.sparsifiers.bayesian_compression import GroupHorseshoe, GroupNormalJeffreys
 from hardconcrete.sparsifiers.bernoulli import GeneralizedDropout, StraightThrough
 from hardconcrete.sparsifiers.concrete import Concrete
 from hardconcrete.sparsifiers.hard_concrete import RectifiedGates
@@ -10,6 +11,7 @@ from hardconcrete.sparsifiers.marked import MarkedUnits
 from hardconcrete.sparsifiers.methods import METHODS, method_of
 from hardconcrete.sparsifiers.rectified_noise import RectifiedGaussian, RectifiedLogistic
 from hardconcrete.sparsifiers.sbp import SBP
+from hardconcrete.sparsifiers.sparse_vd import SparseVD
 
 __all__ = [
     "L1",
@@ -18,12 +20,15 @@ __all__ = [
     "Concrete",
     "GateParameters",
     "GeneralizedDropout",
+    "GroupHorseshoe",
     "GroupLasso",
+    "GroupNormalJeffreys",
     "Magnitude",
     "MarkedUnits",
     "RectifiedGates",
     "RectifiedGaussian",
     "RectifiedLogistic",
+    "SparseVD",
     "Sparsifier",
     "StraightThrough",
     "UnitWeights",

@@ -31,6 +31,7 @@ class UnitWeights:
 
     Args:
         rows: for each group a matrix with one row per unit.
+        log_variances: of the noise of these weights, likewise; empty without ``has_noise``.
 
     Example:
         >>> weights = UnitWeights((torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.ones(1, 3)))
@@ -39,6 +40,7 @@ class UnitWeights:
     """
 
     rows: tuple[Tensor, ...]
+    log_variances: tuple[Tensor, ...] = ()
 
     def squares(self) -> Tensor:
         """The sum of squares of the weights of each gate."""
@@ -63,7 +65,11 @@ class Sparsifier(ABC):
         has_l0: whether gates are 0 in some draws, so that ``open_probability`` has a gradient.
             ``L0Penalty`` and budgets by gates need it.
         droprate: where gates start if the user does not say so; None for the library's defaults.
-        has_noise: whether weights have Gaussian noise in training, of ``weight_variance``.
+        has_noise: whether each gated weight has Gaussian noise in training, whose variance is
+            learned. The bank keeps the logarithms of the variances.
+        log_variance: where these begin.
+        per_weight: whether units are single weights: ``sites="auto"`` then gates each weight of
+            dense and convolutional layers.
 
     Example:
         >>> import hardconcrete as hc
@@ -95,6 +101,8 @@ class Sparsifier(ABC):
     has_l0: ClassVar[bool] = True
     droprate: ClassVar[float | None] = None
     has_noise: ClassVar[bool] = False
+    log_variance: ClassVar[float] = -9.0
+    per_weight: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, droprate: Tensor) -> dict[str, Tensor]:
@@ -172,10 +180,6 @@ class Sparsifier(ABC):
             f"{type(self).__name__} gates have no penalty of their own: use hc.L0Penalty(gated, "
             "lam) or hc.Budget"
         )
-
-    def weight_variance(self, parameters: GateParameters) -> Tensor:
-        """With ``has_noise``: the variance of the weights that each gate multiplies."""
-        raise NotImplementedError
 
     def refuse_prior(self, parameters: GateParameters, prior: Any) -> None:  # noqa: ARG002
         """Raise an ``ArgumentError`` unless every gate has a finite divergence from this prior."""

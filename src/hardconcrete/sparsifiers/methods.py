@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.sparsifiers.base import Sparsifier
+from hardconcrete.sparsifiers.bayesian_compression import GroupHorseshoe, GroupNormalJeffreys
 from hardconcrete.sparsifiers.bernoulli import GeneralizedDropout, StraightThrough
 from hardconcrete.sparsifiers.concrete import Concrete
 from hardconcrete.sparsifiers.hard_concrete import RectifiedGates
@@ -12,10 +13,14 @@ from hardconcrete.sparsifiers.lasso import L1, GroupLasso
 from hardconcrete.sparsifiers.magnitude import Magnitude
 from hardconcrete.sparsifiers.rectified_noise import RectifiedGaussian, RectifiedLogistic
 from hardconcrete.sparsifiers.sbp import SBP
+from hardconcrete.sparsifiers.sparse_vd import SparseVD
 
 METHODS: Mapping[str, Callable[[], Sparsifier]] = {
     "hard-concrete": RectifiedGates,
     "sbp": SBP,
+    "gnj": GroupNormalJeffreys,
+    "ghs": GroupHorseshoe,
+    "sparse-vd": SparseVD,
     "group-lasso": GroupLasso,
     "generalized-dropout": GeneralizedDropout,
     "straight-through": StraightThrough,
