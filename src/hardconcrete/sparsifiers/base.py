@@ -140,6 +140,10 @@ class Sparsifier(ABC):
         """E[z] of every gate. The default is for gates of 0 and 1."""
         return self.open_probability(parameters)
 
+    def variance(self, parameters: GateParameters) -> Tensor:
+        """Var[z] of every gate. Families with ``has_noise`` give it."""
+        raise NotImplementedError(type(self).__name__)
+
     @abstractmethod
     def readout(self, parameters: GateParameters, rule: str) -> Tensor:
         """The value of every gate at test time, by one of the rules in ``readouts``."""

@@ -86,8 +86,12 @@ class GroupNormalJeffreys(NoiseGates):
         return mu + _exp(0.5 * parameters["log_variance"]) * noise
 
     def mean(self, parameters: GateParameters) -> Tensor:
-        """Mu."""
+        """The parameter mu."""
         return parameters["mu"]
+
+    def variance(self, parameters: GateParameters) -> Tensor:
+        """sigma^2, the parameter."""
+        return _exp(parameters["log_variance"])
 
     def is_open(self, parameters: GateParameters, rule: str) -> Tensor:  # noqa: ARG002
         """Whether log alpha is below the threshold."""
@@ -179,6 +183,11 @@ class GroupHorseshoe(nn.Module, NoiseGates):
         """exp(mean + variance / 2)."""
         mean, variance = self.log_normal(parameters)
         return _exp(mean + 0.5 * variance)
+
+    def variance(self, parameters: GateParameters) -> Tensor:
+        """That of a log-normal variable."""
+        variance = self.log_normal(parameters)[1]
+        return torch.expm1(variance.clamp_max(MAX_EXPONENT)) * self.mean(parameters).square()
 
     def is_open(self, parameters: GateParameters, rule: str) -> Tensor:  # noqa: ARG002
         """Whether minus the log mode, variance - mean, is below the threshold."""

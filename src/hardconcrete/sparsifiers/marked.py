@@ -45,6 +45,10 @@ class MarkedUnits(Sparsifier):
         """Ones: a unit that is kept against its mark has its weights as they are."""
         return torch.ones_like(parameters["mark"])
 
+    def variance(self, parameters: GateParameters) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(parameters["mark"])
+
     def readout(self, parameters: GateParameters, rule: str) -> Tensor:  # noqa: ARG002
         """The mark."""
         return parameters["mark"]
