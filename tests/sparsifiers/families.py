@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 def penalty_of(gated: hc.GatedModel, optimizer: torch.optim.Optimizer) -> Penalty:
     """The method's own penalty, or the L0 norm."""
-    if type(gated.gates.family).complexity is Sparsifier.complexity:
+    if not gated.gates.family.has_penalty:
         return hc.L0Penalty(gated, 0.1 / 1000, weight_decay=1e-3)
     return hc.MethodPenalty(gated, examples=1000, optimizer=optimizer)
 

@@ -171,6 +171,11 @@ class Sparsifier(ABC):
         """The family's term of a penalty with a prior: KL(q(z) || p(z)) of every gate."""
         return torch.zeros_like(self.open_probability(parameters))
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the family has a penalty of its own, its ``complexity``."""
+        return type(self).complexity is not Sparsifier.complexity
+
     def complexity(
         self,
         parameters: GateParameters,  # noqa: ARG002
