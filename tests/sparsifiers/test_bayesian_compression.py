@@ -14,11 +14,8 @@ from hardconcrete.sparsifiers import (
     SparseVD,
     UnitWeights,
 )
-from hardconcrete.sparsifiers.bayesian_compression import (
-    gamma_divergence,
-    inverse_gamma_divergence,
-    weight_divergence,
-)
+from hardconcrete.sparsifiers.bayesian_compression import weight_divergence
+from hardconcrete.sparsifiers.horseshoe import gamma_divergence, inverse_gamma_divergence
 from hardconcrete.sparsifiers.log_uniform import log_alpha, log_uniform_divergence
 
 GRID = torch.linspace(-12, 12, 2_000_001, dtype=torch.float64)

@@ -13,42 +13,16 @@ temperature, belongs to the family: make it an ``nn.Module`` too, and the bank r
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 GateParameters = Mapping[str, Tensor]
 """The parameters of all gates by name, each with one entry per gate."""
-
-
-@dataclass(frozen=True)
-class UnitWeights:
-    """The weights that the gates multiply, without their gates.
-
-    Args:
-        rows: for each group a matrix with one row per unit.
-        log_variances: of the noise of these weights, likewise; empty without ``has_noise``.
-
-    Example:
-        >>> weights = UnitWeights((torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.ones(1, 3)))
-        >>> weights.squares(), weights.sizes()
-        (tensor([25.,  1.,  3.]), tensor([2., 2., 3.]))
-    """
-
-    rows: tuple[Tensor, ...]
-    log_variances: tuple[Tensor, ...] = ()
-
-    def squares(self) -> Tensor:
-        """The sum of squares of the weights of each gate."""
-        return torch.cat([rows.float().square().sum(1) for rows in self.rows])
-
-    def sizes(self) -> Tensor:
-        """|g|: how many weights each gate multiplies."""
-        return torch.cat([rows.new_full((len(rows),), rows.shape[1]).float() for rows in self.rows])
 
 
 class Sparsifier(ABC):

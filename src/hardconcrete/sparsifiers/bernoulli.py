@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers.base import GateParameters, Sparsifier, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters, Sparsifier
 from hardconcrete.sparsifiers.hard_concrete import CERTAIN, INITIAL_DEVIATION, REMOVED
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 
 class StraightThrough(Sparsifier):

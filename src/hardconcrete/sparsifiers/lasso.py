@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers.base import GateParameters, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters
 from hardconcrete.sparsifiers.marked import MarkedUnits, nonzero_rows
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 LAM = 10.0
 """Lambda times N. Papers choose it for each network, so it is a start for your search."""

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers.base import GateParameters, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters
 from hardconcrete.sparsifiers.marked import MarkedUnits
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 
 class Magnitude(MarkedUnits):

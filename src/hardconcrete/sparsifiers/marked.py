@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hardconcrete.sparsifiers.base import GateParameters, Sparsifier, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters, Sparsifier
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 
 class MarkedUnits(Sparsifier):

@@ -5,10 +5,11 @@ from difflib import get_close_matches
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.sparsifiers.base import Sparsifier
-from hardconcrete.sparsifiers.bayesian_compression import GroupHorseshoe, GroupNormalJeffreys
+from hardconcrete.sparsifiers.bayesian_compression import GroupNormalJeffreys
 from hardconcrete.sparsifiers.bernoulli import GeneralizedDropout, StraightThrough
 from hardconcrete.sparsifiers.concrete import Concrete
 from hardconcrete.sparsifiers.hard_concrete import RectifiedGates
+from hardconcrete.sparsifiers.horseshoe import GroupHorseshoe
 from hardconcrete.sparsifiers.lasso import L1, GroupLasso
 from hardconcrete.sparsifiers.magnitude import Magnitude
 from hardconcrete.sparsifiers.rectified_noise import RectifiedGaussian, RectifiedLogistic

@@ -58,7 +58,7 @@ class RectifiedGaussian(_RectifiedNoise):
 
 
 class RectifiedLogistic(_RectifiedNoise):
-    """Logistic noise (Bengio et al. 2013, section 3).
+    """Logistic noise (Bengio et al. 2013).
 
     Args:
         scale: of the noise. The default has the deviation of ``RectifiedGaussian``, about 0.5.

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.special import log_ndtr
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers.base import GateParameters, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters
 from hardconcrete.sparsifiers.noise import NoiseGates
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 LOWER, UPPER = -20.0, 0.0
 """a and b of the paper's experiments: z lies in [2e-9, 1]."""

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers.base import GateParameters, UnitWeights
+from hardconcrete.sparsifiers.base import GateParameters
 from hardconcrete.sparsifiers.log_uniform import log_alpha, log_uniform_divergence
 from hardconcrete.sparsifiers.marked import MarkedUnits
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 
 class SparseVD(MarkedUnits):
