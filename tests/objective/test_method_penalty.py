@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, HardConcreteError
-from hardconcrete.gating.unit_weights import unit_weights, write_unit_weights
+from hardconcrete.gating.unit_weights import change_unit_weights, unit_weights
 from hardconcrete.objective import Penalty
 from hardconcrete.sparsifiers import L1, SBP, GroupLasso, Magnitude, UnitWeights
 
@@ -48,7 +48,7 @@ def test_sbp_prunes_what_the_loss_does_not_need() -> None:
     gated = hc.attach_gates(nn.Linear(3, 1), torch.zeros(2, 3), sites=[":in"], method="sbp")
     penalty = hc.MethodPenalty(gated, examples=100)
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=5e-2))
-    for _ in range(1500):
+    for _ in range(800):
         x = torch.randn(100, 3)
         loss = 50 * (gated(x)[:, 0] - x[:, 0]).square().mean() + penalty()
         optimizer.zero_grad()
@@ -93,6 +93,17 @@ def test_one_proximal_step_by_hand() -> None:
     torch.testing.assert_close(weight.detach().view(3, 8, 4), expected)
 
 
+def test_groups_that_share_weights_take_their_steps_one_after_the_other() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3, bias=False)
+    weight = layer.weight.detach().clone()
+    gated = hc.attach_gates(layer, torch.zeros(2, 4), sites=[":out", ":in"], method=L1(1.0))
+    optimizer = torch.optim.SGD(gated.parameters(), lr=1.0)
+    hc.MethodPenalty(gated, examples=20, optimizer=optimizer).step()
+    expected = weight.sign() * (weight.abs() - 2 * 0.05).clamp_min(0)
+    torch.testing.assert_close(layer._parameters["weight"].detach(), expected)
+
+
 def test_magnitude_marks_at_a_step() -> None:
     gated = make(Magnitude(0.5))
     assert gated.units_left() == (8,)
@@ -113,9 +124,11 @@ def test_weights_are_read_and_written_by_unit(sites: object) -> None:
     squares = hc.L0Penalty(make("hard-concrete", sites=sites), 0.1).squared_norms()
     torch.testing.assert_close(UnitWeights(rows).squares(), squares)
     before = {name: value.clone() for name, value in gated.model.state_dict().items()}
-    write_unit_weights(gated, UnitWeights(rows))
+    for group in gated.groups:
+        change_unit_weights(gated, group, lambda rows: rows)
     assert all(torch.equal(before[k], v) for k, v in gated.model.state_dict().items())
-    write_unit_weights(gated, UnitWeights(tuple(2 * part.detach() for part in rows)))
+    for group in gated.groups:
+        change_unit_weights(gated, group, lambda rows: 2 * rows)
     torch.testing.assert_close(unit_weights(gated).squares(), 4 * squares)
 
 

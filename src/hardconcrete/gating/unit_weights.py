@@ -1,9 +1,9 @@
 """The weights of each unit as the row of a matrix, read from a gated model and written back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hardconcrete.gating.bank import noise_key
 from hardconcrete.gating.gated_model import GatedModel
@@ -28,27 +28,36 @@ def unit_weights(gated: GatedModel) -> UnitWeights:
     if bank is None:
         return UnitWeights(rows)
     first = first_names(gated.model)
-    noise = {name: bank[noise_key(first[name])] for name in parameters if _has(bank, first[name])}
+    keys = {name: noise_key(first[name]) for name in parameters}
+    noise = {name: bank[key] for name, key in keys.items() if key in bank}
     return UnitWeights(rows, tuple(_rows(noise, group) for group in gated.groups))
 
 
 @torch.no_grad()
-def write_unit_weights(gated: GatedModel, weights: UnitWeights) -> None:
-    """Write rows, as ``unit_weights`` gives them, into the parameters."""
-    for group, rows in zip(gated.groups, weights.rows, strict=True):
-        for axis in group.gated:
-            parameter = raw_parameter(gated.model, axis.tensor)
-            table = _by_index(axis, parameter)
-            order = _order(axis, parameter)
-            width = len(order) // group.units * table.shape[1]
-            table[order] = rows[:, :width].reshape(len(order), -1).to(table.dtype)
-            rows = rows[:, width:]
-            along = parameter.movedim(axis.dim or 0, 0)
-            along.copy_(table.view(along.shape))
+def change_unit_weights(
+    gated: GatedModel, group: Group, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Replace the weights of a group, one row per unit, in place.
 
+    Groups may share weights, so each is read again after the one before it was written.
 
-def _has(bank: nn.ParameterDict, name: str) -> bool:
-    return noise_key(name) in bank
+    Example:
+        >>> import hardconcrete as hc
+        >>> layer = torch.nn.Linear(4, 3)
+        >>> gated = hc.attach_gates(layer, torch.zeros(2, 4), sites=[":in"])
+        >>> change_unit_weights(gated, gated.groups[0], torch.ones_like)
+        >>> hc.remove_gates(gated).weight.sum().item()
+        12.0
+    """
+    rows = change(_rows(dict(gated.model.named_parameters(remove_duplicate=False)), group))
+    for axis in group.gated:
+        parameter = raw_parameter(gated.model, axis.tensor)
+        table, order = _by_index(axis, parameter), _order(axis, parameter)
+        width = len(order) // group.units * table.shape[1]
+        table[order] = rows[:, :width].reshape(len(order), -1).to(table.dtype)
+        rows = rows[:, width:]
+        along = parameter.movedim(axis.dim or 0, 0)
+        along.copy_(table.view(along.shape))
 
 
 def _rows(parameters: Mapping[str, Tensor], group: Group) -> Tensor:

@@ -1,6 +1,7 @@
 """The penalty that the paper of a method adds to the loss, for methods other than L0."""
 
 from collections.abc import Mapping
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch.optim import Optimizer
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
-from hardconcrete.gating.unit_weights import unit_weights, write_unit_weights
+from hardconcrete.gating.unit_weights import change_unit_weights, unit_weights
 from hardconcrete.objective.budget import refuse_measured_gates
 from hardconcrete.sparsifiers import MarkedUnits, UnitWeights
+from hardconcrete.units import Group
 
 
 class MethodPenalty:
@@ -85,14 +87,10 @@ class MethodPenalty:
         family, bank = self.gated.gates.family, self.gated.gates
         if not isinstance(family, MarkedUnits):
             return
-        weights = unit_weights(self.gated)
-        if family.proximal:
-            rates = self._rates()
-            amounts = zip(weights.rows, rates, strict=True)
-            rows = tuple(family.shrunk(rows, self.weight * rate) for rows, rate in amounts)
-            weights = UnitWeights(rows)
-            write_unit_weights(self.gated, weights)
-        stays = family.keeps(bank.gate_parameters(), weights)
+        for group, rate in self._rates() if family.proximal else ():
+            shrunk = partial(family.shrunk, amount=self.weight * rate)
+            change_unit_weights(self.gated, group, shrunk)
+        stays = family.keeps(bank.gate_parameters(), unit_weights(self.gated))
         bank.get_buffer("mark").copy_(stays)
 
     def state_dict(self) -> dict[str, int]:
@@ -110,14 +108,15 @@ class MethodPenalty:
 
     def _complexity(self) -> Tensor:
         bank = self.gated.gates
-        return bank.family.complexity(bank.gate_parameters(), unit_weights(self.gated))
+        weights = unit_weights(self.gated) if bank.family.reads_weights else UnitWeights(())
+        return bank.family.complexity(bank.gate_parameters(), weights)
 
-    def _rates(self) -> list[float]:
+    def _rates(self) -> list[tuple[Group, float]]:
         """The learning rate of the weights of each group."""
         assert self.optimizer is not None  # noqa: S101  (refused before)
         rate = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
         named = dict(self.gated.model.named_parameters(remove_duplicate=False))
-        rates: list[float] = []
+        rates: list[tuple[Group, float]] = []
         for group in self.gated.groups:
             found = {rate.get(id(named[name])) for name in group.gated_parameters}
             if len(found) != 1 or None in found:
@@ -126,7 +125,7 @@ class MethodPenalty:
                     f"{', '.join(group.gated_parameters)}, and the optimizer has "
                     f"{', '.join(map(str, found))}: pass the optimizer of these weights"
                 )
-            rates += [value for value in found if value is not None]
+            rates += [(group, value) for value in found if value is not None]
         return rates
 
 

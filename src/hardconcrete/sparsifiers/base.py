@@ -44,6 +44,7 @@ class Sparsifier(ABC):
         log_variance: where these begin.
         per_weight: whether units are single weights: ``sites="auto"`` then gates each weight of
             dense and convolutional layers.
+        reads_weights: whether ``complexity`` needs the weights.
 
     Example:
         >>> import hardconcrete as hc
@@ -77,6 +78,7 @@ class Sparsifier(ABC):
     has_noise: ClassVar[bool] = False
     log_variance: ClassVar[float] = -9.0
     per_weight: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, droprate: Tensor) -> dict[str, Tensor]:

@@ -57,6 +57,7 @@ class GroupNormalJeffreys(NoiseGates):
     readouts: ClassVar[tuple[str, ...]] = ("threshold",)
     droprate: ClassVar[float | None] = 1 / (1 + math.exp(-INITIAL_LOG_VARIANCE))
     has_noise: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
 
     def __init__(self, threshold: float = -3.0) -> None:
         if not math.isfinite(threshold):

@@ -43,6 +43,7 @@ class GroupHorseshoe(nn.Module, NoiseGates):
     readouts: ClassVar[tuple[str, ...]] = ("threshold",)
     droprate: ClassVar[float | None] = 1 / (1 + math.exp(-INITIAL_LOG_VARIANCE))
     has_noise: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
 
     def __init__(self, tau: float = 1e-5, threshold: float = 1.5) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ class MarkedUnits(Sparsifier):
     fixed: ClassVar[tuple[str, ...]] = ("mark",)
     has_l0: ClassVar[bool] = False
     noiseless: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
     proximal: ClassVar[bool] = False
 
     def start(self, droprate: Tensor) -> dict[str, Tensor]:
