@@ -174,9 +174,9 @@ def test_sparse_vd_prunes_single_weights_and_then_units() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 1))
     gated = hc.attach_gates(net, torch.zeros(2, 3), method="sparse-vd")
-    optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=5e-2))
-    penalty = hc.MethodPenalty(gated, examples=20, warm_up=100)
-    for _ in range(600):
+    optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=2e-2, gate_lr=0.1))
+    penalty = hc.MethodPenalty(gated, examples=20, warm_up=50)
+    for _ in range(300):
         x = torch.randn(64, 3)
         loss = 50 * (gated(x)[:, 0] - x[:, 0]).square().mean() + penalty()
         optimizer.zero_grad()
