@@ -22,6 +22,7 @@ GUIDES = [
             "methods",
             "models",
             "shrinking",
+            "transformers",
         )
     ),
 ]

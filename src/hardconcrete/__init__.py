@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         MethodPenalty,
         check_gates,
         check_run,
+        distillation_loss,
         lam_per_weight,
         recalibrate,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "check_run",
     "compact",
     "count",
+    "distillation_loss",
     "find_groups",
     "importance",
     "lam_per_weight",
@@ -92,6 +94,7 @@ _HOME = {
         "MethodPenalty",
         "check_gates",
         "check_run",
+        "distillation_loss",
         "lam_per_weight",
         "recalibrate",
     ),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hardconcrete.errors import GateError
-from hardconcrete.gating.bank import Values
 from hardconcrete.gating.gated_linear import gated_linear
+from hardconcrete.gating.holding import Values
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.weight_noise import output_noise
 
@@ -115,22 +115,28 @@ class _Place(NamedTuple):
 def _place(module: Any, x: Tensor) -> _Place:
     """Gates of the input, weight and bias times their gates, gates of the output."""
     gates: ModuleGates = getattr(module, KEY)
-    values = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if module.training and gates.bank.can_be_left_out(gates.groups):
+        return _Place(None, weight, bias, None, (), ())
+    values, at_one = gates.values(module, "weight", "bias")
     on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
     inner = gates.inner if on_activations else None
     outer = gates.outer if on_activations else ()  # they multiply the bias with the output
     rest = tuple(each for each in gates.multipliers if each is not inner and each not in outer)
     for multiplier in rest:
         if multiplier.parameter == "weight":
-            weight = multiplier.times(weight, gates.bank, values)
+            weight = multiplier.times(weight, gates.bank, values, at_one)
         else:
-            bias = multiplier.times(bias, gates.bank, values)
+            bias = multiplier.times(bias, gates.bank, values, at_one)
+    inner, last = (
+        None if each is None or each.is_one(values, at_one) else each
+        for each in (inner, outer[0] if outer else None)
+    )
     return _Place(
         inner.gates(gates.bank, values) if inner else None,
         weight,
         bias,
-        outer[0].gates(gates.bank, values) if outer else None,
+        last.gates(gates.bank, values) if last else None,
         rest,
         values,
     )
@@ -145,8 +151,8 @@ def _variance(module: Any, place: _Place, name: str) -> Tensor | None:
     variance = noise.exp()
     for multiplier in place.on_weights:
         if multiplier.parameter == name:
-            once = multiplier.times(variance, gates.bank, place.values)
-            variance = multiplier.times(once, gates.bank, place.values)
+            once = multiplier.times(variance, gates.bank, place.values, frozenset())
+            variance = multiplier.times(once, gates.bank, place.values, frozenset())
     return variance
 
 
