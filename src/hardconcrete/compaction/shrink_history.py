@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.plan import CompactionPlan, Cut
 from hardconcrete.errors import CompactionError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.bank import noise_key
+from hardconcrete.gating.weight_noise import noise_key
 from hardconcrete.graph.propagate import first_names, named_tensors
 from hardconcrete.units import Group
 from hardconcrete.units.axis import NO_UNIT

@@ -15,8 +15,8 @@ from hardconcrete.compaction.shrink_history import (
 )
 from hardconcrete.compaction.tensor_cuts import TensorCutter
 from hardconcrete.gating import GatedModel, remove_gates
-from hardconcrete.gating.bank import noise_key
 from hardconcrete.gating.placement import put_gates_on
+from hardconcrete.gating.weight_noise import noise_key
 
 
 def apply_shrink(

@@ -18,6 +18,7 @@ from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
 from hardconcrete.gating.sites import Site, each_weight
+from hardconcrete.gating.weight_noise import log_variances
 from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode
 from hardconcrete.sparsifiers import Sparsifier, method_of
@@ -100,7 +101,8 @@ def attach_gates(
     selected = selected.that_may_empty() if min_units == 0 else selected
     bank = _bank(model, selected, droprate, family, readout)
     if family.has_noise:
-        bank.add_noise(_gated_parameters(model, selected.groups))
+        noisy = _gated_parameters(model, selected.groups)
+        bank.log_variances = log_variances(noisy, family.log_variance, bank.device)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":

@@ -1,6 +1,6 @@
 """The bank: the parameters of all gates of a model, and the values the gates have right now."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any, cast
 
@@ -25,11 +25,6 @@ HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
 
 
-def noise_key(name: str) -> str:
-    """The name of a parameter as a key: names of parameters of torch have no dots."""
-    return name.replace(".", "/")
-
-
 class GateBank(nn.Module):
     """All gates of a model: their parameters, their family and their current values.
 
@@ -47,16 +42,14 @@ class GateBank(nn.Module):
 
     Attributes:
         family: the ``Sparsifier`` of the gates.
-        gate: what makes the distributions of rectified gates, else the family; a module is
-            registered under this name.
+        gate: what makes rectified gates, else the family; registered if it is a module.
         original: where units were removed in training, the place that each remaining gate had
             among all of them; else None.
         checks: for how many checks in a row ``shrink`` has seen each gate closed; None before.
         tables: which gate each index of a dimension has, where it is not one each. Neither these
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
-        log_variances: of the noise of each gated parameter, by its first name, where the family
-            has noise (``Sparsifier.has_noise``).
+        log_variances: of the noise of each gated parameter, where the family has noise.
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
             one, training uses the gates of ``budget_mask``.
@@ -99,23 +92,6 @@ class GateBank(nn.Module):
                 self.register_buffer(name, values)
             else:
                 self.register_parameter(name, nn.Parameter(values))
-
-    def add_noise(self, parameters: Mapping[str, Tensor]) -> None:
-        """Let these parameters, by their first names, have noise of their shapes."""
-        start, device = self.family.log_variance, self.device
-        self.log_variances = nn.ParameterDict(
-            {
-                noise_key(name): nn.Parameter(torch.full(parameter.shape, start, device=device))
-                for name, parameter in parameters.items()
-            }
-        )
-
-    def noise_of(self, name: str, training: bool) -> Tensor | None:
-        """The log-variances of a parameter, where a module in this mode adds noise to it now."""
-        if self.log_variances is None or not training or self.frozen:
-            return None
-        values: Tensor = self.log_variances[noise_key(name)]
-        return values
 
     def _refuse_parameter(self, name: str, values: Tensor) -> None:
         """Refuse names that the bank uses, and another number of gates."""
@@ -169,8 +145,7 @@ class GateBank(nn.Module):
 
     def openness(self) -> Tensor:
         """A number that is larger the more open a gate is, without gradient."""
-        moved = self.family.location is not None
-        return (self.location if moved else self.ranking()).detach()
+        return self.ranking() if self.family.location is None else self.location.detach()
 
     def ranking(self) -> Tensor:
         """Numbers from 0 on, larger for units that are better kept (``Sparsifier.ranking``)."""
@@ -179,8 +154,7 @@ class GateBank(nn.Module):
     @property
     def learns(self) -> bool:
         """Whether a parameter of the gates is learned, frozen or not."""
-        has_noise = self.log_variances is not None
-        return has_noise or any(name not in self.family.fixed for name in self.names)
+        return self.family.has_noise or any(n not in self.family.fixed for n in self.names)
 
     @torch.no_grad()
     def spread(self) -> None:
@@ -299,10 +273,7 @@ class GateBank(nn.Module):
                 parameter.grad = None  # else an optimizer applies the last one again
 
     def holding(
-        self,
-        drawn: Tensor | None,
-        read: Tensor | None,
-        at_one: frozenset[int] = frozenset(),
+        self, drawn: Tensor | None, read: Tensor | None, at_one: frozenset[int] = frozenset()
     ) -> "Holding":
         """A context in which modules in training see ``drawn``, and others see ``read``.
 

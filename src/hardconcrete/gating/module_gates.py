@@ -13,6 +13,7 @@ from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import in_backward
 from hardconcrete.gating.holding import Values
 from hardconcrete.gating.products import times_gates, times_open_gates
+from hardconcrete.gating.weight_noise import noise_key
 
 CALLS = ("_call_impl", "forward")
 """Functions of a module that run while it is called."""
@@ -123,10 +124,12 @@ class ModuleGates:
 
     def noise(self, module: nn.Module, name: str) -> Tensor | None:
         """The log-variances of the noise that a parameter has now, if it has any."""
-        for multiplier in self.multipliers if self.bank.log_variances is not None else ():
-            if multiplier.parameter == name:
-                return self.bank.noise_of(multiplier.tensor, module.training)
-        return None
+        noise = self.bank.log_variances
+        if noise is None or not module.training or self.bank.frozen:
+            return None
+        named = (each.tensor for each in self.multipliers if each.parameter == name)
+        tensor = next(named, None)
+        return None if tensor is None else noise[noise_key(tensor)]
 
     def values(self, module: nn.Module, *names: str) -> tuple[Values, frozenset[int]]:
         """The values of all gates with which this module multiplies parameters ``names`` now.

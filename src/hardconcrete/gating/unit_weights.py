@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from hardconcrete.gating.bank import noise_key
 from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.gating.weight_noise import noise_key
 from hardconcrete.graph.propagate import first_names
 from hardconcrete.sparsifiers import UnitWeights
 from hardconcrete.units import Axis, Group

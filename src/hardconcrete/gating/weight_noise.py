@@ -1,9 +1,32 @@
 """Noise of weights as noise of outputs: the local reparametrisation trick."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def noise_key(name: str) -> str:
+    """The name of a parameter as a key: names of parameters of torch have no dots."""
+    return name.replace(".", "/")
+
+
+def log_variances(
+    parameters: Mapping[str, Tensor], start: float, device: torch.device
+) -> nn.ParameterDict:
+    """The log-variances of the noise of these parameters, by their first names.
+
+    Example:
+        >>> log_variances({"0.weight": torch.zeros(2)}, -9.0, torch.device("cpu"))["0/weight"].data
+        tensor([-9., -9.])
+    """
+    return nn.ParameterDict(
+        {
+            noise_key(name): nn.Parameter(torch.full(parameter.shape, start, device=device))
+            for name, parameter in parameters.items()
+        }
+    )
+
 
 MIN_VARIANCE = 1e-12
 """The root has no finite slope at 0."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.bank import noise_key
 from hardconcrete.gating.folding import gate_masks
+from hardconcrete.gating.weight_noise import noise_key
 
 FULL = 32
 """Bits of a parameter without a posterior."""
