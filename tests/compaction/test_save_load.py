@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction import save_load as artifact
 from hardconcrete.compaction.graph_form import CompactedGraph
 from hardconcrete.demo import MLP
+from hardconcrete.compaction.save_load import _tensors_of
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
+from hardconcrete.files import tensors
 from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random, dense, with_shut
 from tests.compaction.test_planner import Nested, nested
 
@@ -172,8 +173,8 @@ def test_a_write_that_fails_leaves_the_old_file(
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(artifact, "save_file", fails)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(tensors, "save_file", fails)
+    with pytest.raises(DataError, match="was not written: disk full.* is safe"):
         hc.save(file, small)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
@@ -289,8 +290,7 @@ def test_an_altered_plan(file: Path, small: nn.Module) -> None:
 
 
 def test_a_plan_that_cannot_be_read(file: Path, small: nn.Module) -> None:
-    tensors = artifact._tensors_of(small)
-    cut_graph(file, plan="{}", sha256=artifact._digest(tensors, "{}"))
+    cut_graph(file, plan="{}", sha256=tensors.digest(_tensors_of(small), "{}"))
     with pytest.raises(DataError, match="carries a plan that cannot be read"):
         hc.load(file, Joined())
 

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hardconcrete.errors import ArgumentError, DataError
-from hardconcrete_paper.training import run_folder as records
+from hardconcrete.files import tensors
 from hardconcrete_paper.training.run_folder import RunFolder
 
 
@@ -93,7 +94,7 @@ def test_metrics_that_cannot_be_read_are_damaged(folder: RunFolder) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_damaged(folder: RunFolder) -> None:
-    records.save_file({"a": torch.zeros(1)}, folder.checkpoint)
+    save_file({"a": torch.zeros(1)}, folder.checkpoint)
     with pytest.raises(DataError, match="is damaged"):
         folder.load()
 
@@ -106,8 +107,8 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(records, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(tensors, "save_file", fail)
+    with pytest.raises(DataError, match="was not written: disk full"):
         folder.save({"a": torch.ones(2)}, epoch=2, seconds=0.0)
     assert folder.load()[1] == 1
 

@@ -4,7 +4,9 @@ import hashlib
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
@@ -56,12 +58,43 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             "the plan is for another architecture: modules here are of other classes than in the "
             "plan"
         )
-    paths = dict(model.named_modules(remove_duplicate=False)).keys()
+    modules = dict(model.named_modules(remove_duplicate=False))
     for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
-        if path not in paths:
+        if path not in modules:
             raise CompactionError(
                 f"the plan is for another architecture: here is no module {path!r}"
             )
+    for path, kept in plan.selections.items():
+        _refuse_selection(path, modules[path], kept)
+    for name, size in plan.attributes.items():
+        path, _, attribute = name.rpartition(".")
+        if not is_size_attribute(modules[path], attribute) or size > getattr(
+            modules[path], attribute
+        ):
+            raise CompactionError(
+                f"the plan is for another architecture: it sets {name} to {size}, and only an "
+                "integer of a module that is at least as large can become smaller"
+            )
+
+
+def is_size_attribute(module: nn.Module, name: str) -> bool:
+    """Whether an attribute of a module may be a size: an integer of its own, not one of torch.
+
+    A layer of torch takes its sizes from its tensors. A norm without tensors has its own.
+    """
+    if name.startswith("_") or type(vars(module).get(name)) is not int:
+        return False
+    of_torch = type(module).__module__.startswith("torch.nn")
+    return not of_torch or (isinstance(module, _NormBase) and name == "num_features")
+
+
+def _refuse_selection(path: str, module: Any, kept: tuple[int, ...]) -> None:
+    """Refuse a selection by a layer that has no such inputs."""
+    weight = module.weight if isinstance(module, nn.Linear | _ConvNd) else None
+    if not isinstance(weight, Tensor) or (kept and kept[-1] >= weight.shape[1]):
+        raise CompactionError(
+            f"the plan is for another architecture: {path} has no {len(kept)} inputs to select"
+        )
 
 
 def _shape_in_words(shapes: Shapes, name: str) -> str:

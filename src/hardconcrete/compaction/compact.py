@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.not_a_number import refuse_nan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import dense_model, dense_values
 from hardconcrete.compaction.size_attributes import size_guesses
@@ -92,10 +93,12 @@ def compact(
     _check_model(model, example_inputs, kwargs, keep)
     _check_numbers(form, min_units, round_to)
     _check_mask_source(keep, budget, round_to, min_units, batches, loss)
+    refuse_nan(model)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
             gated = model
-            _check_gates(gated, may_be_closed=keep is not None)
+            if keep is None:
+                _warn_of_collapse(gated)
         else:
             gated = gated_copy(model, example_inputs, kwargs)
         if keep is not None:
@@ -180,16 +183,8 @@ def cut_and_verify(
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
 
 
-def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
-    """Refuse NaNs, and warn where no gate is open."""
-    for parameter, values in gated.gates.gate_parameters().items():
-        broken = [name for name, part in gated.by_group(values).items() if part.isnan().any()]
-        if broken:
-            raise CompactionError(
-                f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
-                "checkpoint"
-            )
-    if not may_be_closed and not gated.gates.readout().any():
+def _warn_of_collapse(gated: GatedModel) -> None:
+    if not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,

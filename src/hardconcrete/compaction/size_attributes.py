@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hardconcrete.compaction.architecture import is_size_attribute
 from hardconcrete.compaction.module_form import is_transposed_linear
 from hardconcrete.compaction.plan import CompactionPlan
 
@@ -82,9 +83,7 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
         if type(module).__module__.startswith("torch.nn") or is_transposed_linear(module):
             continue
         integers = {
-            name: value
-            for name, value in vars(module).items()
-            if type(value) is int and not name.startswith("_")
+            name: value for name, value in vars(module).items() if is_size_attribute(module, name)
         }
         for answers in answers_in(f"{path}." if path else "") if integers else ():
             for name, value in integers.items():
