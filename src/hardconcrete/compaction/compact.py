@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
-from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.not_a_number import refuse_nan
+from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import dense_model, dense_values
 from hardconcrete.compaction.size_attributes import size_guesses

@@ -3,6 +3,7 @@
 import math
 import reprlib
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -76,7 +77,7 @@ def _refuse_bad_scales(plan: "CompactionPlan") -> None:
 def _refuse_bad_indices(indices: Any, size: float, where: str) -> None:
     """Refuse what is no rising sequence of indices below a size."""
     _expect(isinstance(indices, tuple) and all(map(_is_size, indices)), where, "indices", indices)
-    rises = all(a < b for a, b in zip(indices, indices[1:], strict=False))
+    rises = all(a < b for a, b in pairwise(indices))
     inside = not indices or indices[-1] < size
     _expect(rises and inside, where, f"rising indices below {size}", indices)
 

@@ -81,9 +81,8 @@ def _longest_header(dense_model: nn.Module) -> int:
     """The longest header of a file for a dense model, in bytes. It has the plan in it."""
     tensors = named_tensors(dense_model).values()
     entries = sum(tensor.numel() for tensor in tensors)
-    return (
-        MAX_PLAN_BYTES + MAX_PLAN_BYTES_PER_TENSOR * len(tensors) + MAX_PLAN_BYTES_PER_ENTRY * entries
-    )
+    of_tensors = MAX_PLAN_BYTES_PER_TENSOR * len(tensors)
+    return MAX_PLAN_BYTES + of_tensors + MAX_PLAN_BYTES_PER_ENTRY * entries
 
 
 def _plan_of(path: Path, text: str) -> CompactionPlan:

@@ -130,7 +130,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         checksum.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        checksum.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 
 

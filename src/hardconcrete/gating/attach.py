@@ -20,7 +20,7 @@ from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
 from hardconcrete.gating.sites import Site
 from hardconcrete.graph.model_state import buffers_kept, in_mode
-from hardconcrete.graph.trace import as_args
+from hardconcrete.graph.trace import as_args, refuse_no_examples
 from hardconcrete.sparsifiers import as_sparsifier
 from hardconcrete.units import Group
 
@@ -89,6 +89,7 @@ def attach_gates(
     """
     _check_arguments(model, sample)
     args = as_args(example_inputs)
+    refuse_no_examples(args, kwargs or {})
     selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     bank = _bank(model, selected, droprate, gate, readout)
     placed = placements(model, selected.groups, bank)

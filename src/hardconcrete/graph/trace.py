@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from hardconcrete.errors import TraceError
+from hardconcrete.errors import ArgumentError, TraceError
 from hardconcrete.graph.model_state import in_mode, no_fast_path
 
 TRACE_LOCK = threading.RLock()
@@ -24,6 +24,17 @@ def as_args(example_inputs: Any) -> tuple[Any, ...]:
     """Make a tuple of positional inputs from a tuple, a list or a single input."""
     several = isinstance(example_inputs, tuple | list)
     return tuple(example_inputs) if several else (example_inputs,)
+
+
+def refuse_no_examples(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse example inputs without a row: costs are those of one example."""
+    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    if first is not None and len(first) == 0:
+        raise ArgumentError(
+            f"the example inputs have no rows: the first one has the shape {list(first.shape)}; "
+            "pass at least one example"
+        )
 
 
 def trace(
@@ -47,6 +58,7 @@ def trace(
         training: trace the forward in training mode.
         any_batch: make the graph run at any batch size. Tracing then takes three times as long.
     """
+    refuse_no_examples(args, kwargs or {})
     args, kwargs = at_least_two_examples(
         tree_map(_outside_inference_mode, (args, dict(kwargs or {})))
     )

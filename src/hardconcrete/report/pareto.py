@@ -139,7 +139,10 @@ def pareto(
     """
     if not isinstance(fractions, Iterable) or not (fractions := [*map(_as_fraction, fractions)]):
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
-    if repeats < 0 or repeats == 1:
+    for name, function in {"evaluate": evaluate, "finetune": finetune}.items():
+        if not callable(function) and not (name == "finetune" and function is None):
+            raise ArgumentError(f"{name} is a {type(function).__name__}; it takes a function")
+    if type(repeats) is not int or repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
     request = PruningRequest({"macs": min(fractions)}, include=include, exclude=exclude)
     with random_state_kept(), torch.inference_mode(False):
@@ -157,7 +160,7 @@ def pareto(
     for fraction, small, ms in zip(fractions, models, times, strict=True):
         costs = count(small, *state.gated.example)
         with torch.no_grad():
-            error = float(evaluate(small))
+            error = _as_error(evaluate(small))
         points.append(Point(fraction, costs.macs, costs.params, error, ms))
     return Pareto(tuple(points))
 
@@ -167,6 +170,15 @@ def _as_fraction(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{value!r} is no fraction of the dense multiply-adds") from error
+
+
+def _as_error(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"evaluate(model) must return a number, and returned a {type(value).__name__}"
+        ) from error
 
 
 def _median_ms(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:

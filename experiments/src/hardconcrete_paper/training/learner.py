@@ -22,7 +22,7 @@ RANK_STRIDE = 1_000_000_007
 MARGIN = 1e-6
 """Uniform noise is kept this far from 0 and 1."""
 
-SHRUNK = (".gates.original", ".gates.checks", ".kept_inputs")
+SHRUNK = ("gates.original", "gates.checks", ".kept_inputs")
 """The ends of names that the state of a network has only after ``shrink`` was called."""
 
 UNREACHABLE_SAVING = 0.999
@@ -212,12 +212,11 @@ class Learner:
         """Remove the units that a saved learner had removed, so that its state fits."""
         if "model.gates.checks" not in state and "model.gates.original" not in state:
             return
-        names = self.state().keys() ^ state.keys()
-        _refuse_another_network({name for name in names if not name.endswith(SHRUNK)})
         for mark, model in self._networks().items():
-            model.load_state_dict(
-                {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
-            )
+            part = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
+            different = model.state_dict().keys() ^ part.keys()
+            _refuse_another_network({name for name in different if not name.endswith(SHRUNK)})
+            model.load_state_dict(part)
         self._refresh()
         for optimizer in self.optimizers:
             for parameter, tensors in optimizer.state.items():
