@@ -73,6 +73,7 @@ def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
         )
     args, kwargs = _example_of(source, plan, dense_model)
     small = plan.apply(dense_model, args, kwargs)
+    _refuse_other_selections(source, plan, tensors)
     _fill(source, small, tensors)
     return small
 
@@ -137,6 +138,19 @@ def _zeros_like(described: Any, device: torch.device) -> Any:
     return described
 
 
+def _refuse_other_selections(
+    path: Path, plan: CompactionPlan, tensors: dict[str, Tensor]
+) -> None:
+    """Refuse indices of selecting layers that are not those of the plan, which were checked."""
+    for layer, kept in plan.selections.items():
+        index = tensors.get(f"{layer}.kept_inputs")
+        if index is None or index.tolist() != list(kept):
+            raise DataError(
+                f"{path} carries a plan that cannot be read ({layer} selects other inputs in it "
+                "than in the tensors)"
+            )
+
+
 def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Set the tensors of a model, each in the type that it was saved in."""
     state = small.state_dict(keep_vars=True)
@@ -157,9 +171,19 @@ def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"{path} is for another architecture: {name} has the shape {list(tensor.shape)} in "
                 f"the file and {list(state[name].shape)} in the model"
             )
+        if _kind_of_number(state[name]) != _kind_of_number(tensor):
+            raise CompactionError(
+                f"{path} is for another architecture: {name} is {tensor.dtype} in the file and "
+                f"{state[name].dtype} in the model"
+            )
         aliases = [alias for alias, first_name in names.items() if first_name == name]
         _set_tensor(small, aliases, state[name], tensor)
     _refuse_unfilled(small)
+
+
+def _kind_of_number(tensor: Tensor) -> tuple[bool, bool, bool]:
+    """Whole, real, complex or a truth; a file may have another precision than the model."""
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
 
 
 def _set_tensor(model: nn.Module, aliases: list[str], old: Tensor, tensor: Tensor) -> None:
