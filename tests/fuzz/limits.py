@@ -44,8 +44,8 @@ def _outcome(attempt: Attempt, number: int) -> bool:
             warnings.simplefilter("ignore")
             attempt(Random(number))
     except HardConcreteError as error:
-        out_of_memory = "allocate" in str(error) or "MemoryError" in str(error)
-        assert not out_of_memory, f"input {number} took all memory: {error}"
+        if "allocate" in str(error) or "MemoryError" in str(error):
+            raise AssertionError(f"input {number} took all memory: {error}") from error
         return False
     except Exception as error:
         raise AssertionError(f"input {number} gave {type(error).__name__}: {error}") from error

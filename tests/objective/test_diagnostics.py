@@ -233,7 +233,7 @@ def test_refusals() -> None:
     optimizer = Adam(gated.parameters())
     with pytest.raises(ArgumentError, match="takes an L0Penalty or a Budget, not a GatedModel"):
         hc.check_run(gated, optimizer, 10)
-    with pytest.raises(ArgumentError, match="steps=0 must be at least 1"):
+    with pytest.raises(ArgumentError, match="steps=0 must be a whole number, at least 1"):
         hc.check_run(hc.L0Penalty(gated, 0.1), optimizer, 0)
 
 

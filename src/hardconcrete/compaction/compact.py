@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.not_a_number import refuse_nan
@@ -133,13 +134,11 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
         )
 
 
-def _check_numbers(form: object, min_units: int, round_to: object) -> None:
+def _check_numbers(form: object, min_units: object, round_to: object) -> None:
     if form not in ("auto", "module", "graph"):
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
-    if min_units < 0:
-        raise ArgumentError(f"min_units={min_units} must not be negative")
-    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
-        raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
+    refuse_no_count(0, min_units=min_units)
+    refuse_no_count(round_to=round_to)
 
 
 def _check_mask_source(

@@ -168,6 +168,8 @@ class CompactionPlan:
         plans cannot be joined: those in graph form, those of layers that select inputs, and gates
         on single weights of a layer that the first plan cut. Then the result is this plan.
         """
+        if not isinstance(first, CompactionPlan):
+            raise ArgumentError(f"first is a {type(first).__name__}, not a CompactionPlan")
         if not self._joins(first):
             return self
         earlier = {(cut.tensor, cut.dim): cut for cut in first.cuts}

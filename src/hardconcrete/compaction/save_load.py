@@ -138,9 +138,7 @@ def _zeros_like(described: Any, device: torch.device) -> Any:
     return described
 
 
-def _refuse_other_selections(
-    path: Path, plan: CompactionPlan, tensors: dict[str, Tensor]
-) -> None:
+def _refuse_other_selections(path: Path, plan: CompactionPlan, tensors: dict[str, Tensor]) -> None:
     """Refuse indices of selecting layers that are not those of the plan, which were checked."""
     for layer, kept in plan.selections.items():
         index = tensors.get(f"{layer}.kept_inputs")

@@ -253,7 +253,7 @@ def _as_list(value: Any, kind: type) -> list[Any]:
     """None, one or several objects of a kind as a list. Other objects are refused later."""
     if value is None:
         return []
-    one = isinstance(value, kind) or not isinstance(value, Iterable)
+    one = isinstance(value, kind | Tensor) or not isinstance(value, Iterable)
     return [value] if one else list(value)
 
 

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from hardconcrete.arguments import as_kwargs
 from hardconcrete.errors import ArgumentError
 from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
@@ -137,7 +138,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
     """
     _check(model)
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    keywords = dict(kwargs or {})
+    keywords = as_kwargs(kwargs)
     with torch.inference_mode(False):  # it decomposes fewer operators
         tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
     parameters, buffers = list(model.parameters()), list(model.buffers())

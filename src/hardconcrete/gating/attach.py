@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from hardconcrete.arguments import as_kwargs
 from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
 from hardconcrete.gating.activation_gates import with_activation_gates
@@ -89,19 +90,20 @@ def attach_gates(
     """
     _check_arguments(model, sample)
     args = as_args(example_inputs)
-    refuse_no_examples(args, kwargs or {})
+    kwargs = as_kwargs(kwargs)
+    refuse_no_examples(args, kwargs)
     selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
     bank = _bank(model, selected, droprate, gate, readout)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
         _refuse_without_activation(placed, bank)
-    gated = GatedModel(model, bank, selected, sample, (args, dict(kwargs or {})))
+    gated = GatedModel(model, bank, selected, sample, (args, dict(kwargs)))
     gated.training = model.training
     try:
         for module, multipliers in placed.items():
             swap(module, ModuleGates(bank, tuple(multipliers)))
-        _probe(gated, args, kwargs or {})
+        _probe(gated, args, kwargs)
     except BaseException:
         remove_gates(gated)
         raise

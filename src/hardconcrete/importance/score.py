@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.graph.model_state import buffers_kept, in_mode
@@ -111,6 +112,9 @@ def importance(
         >>> len(result["0"]), result.examples
         (3, 64)
     """
+    refuse_no_count(examples=examples)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
     with torch.inference_mode(False):
         kept = keep_batches(batches, examples)
         gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
@@ -153,8 +157,6 @@ def measure_importance(
 
 def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
     """A copy with open gates. It is traced with the inputs that ``loss`` passes to the model."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
     args, kwargs = first_call(model, batch, loss)
     return attach_gates(copy.deepcopy(model), args, kwargs)
 

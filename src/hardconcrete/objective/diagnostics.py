@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
@@ -114,6 +115,10 @@ def check_run(
         (-1.1, -2.4, 1)
     """
     _refuse_bad_arguments(penalty, optimizer, steps)
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(
+            f"schedule is a {type(schedule).__name__}; it takes a function of the step"
+        )
     if isinstance(penalty, ImportanceBudget):
         _check_length(penalty, steps)
         return ()
@@ -148,8 +153,7 @@ def _refuse_bad_arguments(penalty: object, optimizer: object, steps: int) -> Non
         )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
-    if steps < 1:
-        raise ArgumentError(f"steps={steps} must be at least 1")
+    refuse_no_count(steps=steps)
 
 
 def _check_length(budget: ImportanceBudget, steps: int) -> None:

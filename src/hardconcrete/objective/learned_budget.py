@@ -12,7 +12,7 @@ from hardconcrete.cost.latency.table import LatencyTable
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.costs import LATENCY
-from hardconcrete.objective.budget import Budget, refuse_measured_gates
+from hardconcrete.objective.budget import Budget, refuse_measured_gates, refuse_no_state
 from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 
 MAX_PUSH = 4.0
@@ -182,6 +182,7 @@ class LearnedBudget(Budget, by="gates"):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        refuse_no_state(state)
         self._keep_up()
         for name in STATE:
             present = getattr(self, f"_{name}")

@@ -341,7 +341,10 @@ def _costs_in_words(gated: GatedModel, limit: Constraint, cost: float) -> str:
 
 def refuse_another_model(trained: GatedModel, gated: GatedModel) -> None:
     """Refuse a model that is neither the one of a budget nor a copy of it."""
-    if [group.units for group in trained.groups] != [group.units for group in gated.groups]:
+    same_kind = isinstance(gated, GatedModel)
+    if not same_kind or [group.units for group in trained.groups] != [
+        group.units for group in gated.groups
+    ]:
         raise ArgumentError(NOT_OF_THIS_MODEL)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hardconcrete.arguments import as_kwargs
 from hardconcrete.compaction.shrink_history import dense_model
 from hardconcrete.cost import count
 from hardconcrete.cost.count import tensors_in
@@ -62,7 +63,7 @@ def measure(
         (60, 30, [1, 32])
     """
     _check_settings(batches, repeats, layouts)
-    example = (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
+    example = (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), as_kwargs(kwargs))
     size = batch_size(example)
     models = (_plain("before", before), _plain("after", after))
     devices = _devices(example, models)
@@ -121,11 +122,13 @@ def _latency(
 
 
 def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]) -> None:
-    if not batches or any(not isinstance(batch, int) or batch < 1 for batch in batches):
+    sizes = [*batches] if isinstance(batches, Sequence) else []
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ArgumentError(f"batches={batches!r} must be one or more sizes of at least 1")
-    if repeats < 2:
-        raise ArgumentError(f"repeats={repeats} must be at least 2: the spread needs two calls")
-    if not layouts or not {*layouts} <= {*LAYOUTS}:
+    if type(repeats) is not int or repeats < 2:
+        raise ArgumentError(f"repeats={repeats!r} must be at least 2: the spread needs two calls")
+    names = [*layouts] if isinstance(layouts, Sequence) else []
+    if not names or any(not isinstance(name, str) or name not in LAYOUTS for name in names):
         known = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(f"layouts={layouts!r} must be one or more of {known}")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.cost import count
 from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
@@ -137,13 +138,15 @@ def pareto(
         >>> [point.macs for point in curve]
         [48, 108]
     """
-    if not isinstance(fractions, Iterable) or not (fractions := [*map(_as_fraction, fractions)]):
+    several = isinstance(fractions, Iterable) and not isinstance(fractions, Tensor | str)
+    if not several or not (fractions := [*map(_as_fraction, fractions)]):
         raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
     for name, function in {"evaluate": evaluate, "finetune": finetune}.items():
         if not callable(function) and not (name == "finetune" and function is None):
             raise ArgumentError(f"{name} is a {type(function).__name__}; it takes a function")
+    refuse_no_count(round_to=round_to, examples=examples)
     if type(repeats) is not int or repeats < 0 or repeats == 1:
-        raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
+        raise ArgumentError(f"repeats={repeats!r} must be 0, or at least 2")
     request = PruningRequest({"macs": min(fractions)}, include=include, exclude=exclude)
     with random_state_kept(), torch.inference_mode(False):
         inputs = example_inputs, kwargs

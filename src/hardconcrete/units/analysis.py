@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.arguments import as_kwargs
 from hardconcrete.errors import ArgumentError
 from hardconcrete.graph.fingerprint import fingerprint, fingerprint_of_inputs
 from hardconcrete.graph.propagate import LabelledGraph, concrete_shape, propagate
@@ -91,7 +92,7 @@ class Analysis:
         return iter(self.groups)
 
     def __getitem__(self, key: int | str) -> Group:
-        if isinstance(key, int):
+        if type(key) is int and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
         for group in self.groups:
             if group.name == key:
@@ -152,7 +153,12 @@ def find_groups(
         >>> [(group.name, group.units) for group in found]
         [('0', 3)]
     """
-    return analyze(model, as_args(example_inputs), kwargs, input_features=input_features)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"find_groups takes a module, not a {type(model).__name__}")
+    if not isinstance(input_features, bool):
+        raise ArgumentError(f"input_features={input_features!r} must be True or False")
+    args, keywords = as_args(example_inputs), as_kwargs(kwargs)
+    return analyze(model, args, keywords, input_features=input_features)
 
 
 _latest: tuple["weakref.ref[nn.Module]", bool, Analysis] | None = None

@@ -267,7 +267,7 @@ def test_refusals() -> None:
     gated = network("depthwise")
     with pytest.raises(ArgumentError, match="batch=0 must be at least 1"):
         gated.measure_latency(batch=0)
-    with pytest.raises(ArgumentError, match="repeats=1 at least 2"):
+    with pytest.raises(ArgumentError, match="repeats=1 must be a whole number, at least 2"):
         gated.measure_latency(repeats=1)
     with pytest.raises(ArgumentError, match="'latency_ms'"):
         gated.expected("latency")
