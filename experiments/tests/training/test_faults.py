@@ -159,7 +159,7 @@ def kill_at_random(_: int, folder: Path, kills: int) -> None:
 
 
 def test_a_run_killed_at_a_write_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    in_processes(1, kill_at_writes, tmp_path, 12)
+    in_processes(1, kill_at_writes, tmp_path, 14)
 
 
 @pytest.mark.slow

@@ -115,6 +115,8 @@ def importance(
     refuse_no_count(examples=examples)
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
+    if not callable(loss):
+        raise ArgumentError(f"loss is a {type(loss).__name__}; it takes a function(model, batch)")
     with torch.inference_mode(False):
         kept = keep_batches(batches, examples)
         gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)

@@ -85,6 +85,8 @@ class RunFolder:
             self.write({"settings": settings})
             return
         self.refuse_others(settings)
+        for left in self.path.glob(".*.tmp"):  # by writes of this run that were killed
+            left.unlink(missing_ok=True)
         if not resume:
             raise ArgumentError(
                 f"{self.path} holds this run already; continue it with --resume, choose another "
