@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import resource
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ from random import Random
 from hardconcrete.errors import HardConcreteError
 
 SECONDS = 5.0
-"""The longest time for one input."""
+"""The longest time for one input, of the processor: other tests run at the same time."""
+
+WAITING_SECONDS = 60.0
+"""The longest time that passes meanwhile, so that nothing waits for ever."""
 
 SPARE_BYTES = 2**28
 """Memory for the inputs, twice the files and the models, which are small, and for torch."""
@@ -29,6 +33,7 @@ def survive(attempt: Attempt, count: int, folder: Path) -> int:
     before = sorted(folder.parent.iterdir())
     os.chdir(folder)
     _outcome(attempt, 0)
+    faulthandler.register(signal.SIGPROF, chain=True)  # chain: and then it ends
     limit = _address_space() + SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     accepted = sum(_outcome(attempt, number) for number in range(1, count))
@@ -38,7 +43,9 @@ def survive(attempt: Attempt, count: int, folder: Path) -> int:
 
 def _outcome(attempt: Attempt, number: int) -> bool:
     """Whether an input was accepted."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.dump_traceback_later(WAITING_SECONDS, exit=True)
+    if number:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -50,6 +57,7 @@ def _outcome(attempt: Attempt, number: int) -> bool:
     except Exception as error:
         raise AssertionError(f"input {number} gave {type(error).__name__}: {error}") from error
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
     return True
 

@@ -216,7 +216,11 @@ class Learner:
             part = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
             different = model.state_dict().keys() ^ part.keys()
             _refuse_another_network({name for name in different if not name.endswith(SHRUNK)})
-            model.load_state_dict(part)
+            try:
+                model.load_state_dict(part)
+            except RuntimeError as error:  # of torch, if shapes differ
+                why = " ".join(str(error).split())
+                raise DataError(f"this checkpoint is of another network: {why}") from error
         self._refresh()
         for optimizer in self.optimizers:
             for parameter, tensors in optimizer.state.items():
