@@ -123,4 +123,4 @@ def test_indices_that_differ_from_the_plan(tmp_path: Path) -> None:
     small[0].kept_inputs.fill_(99)  # type: ignore[index, union-attr, operator]
     hc.save(tmp_path / "m", small)
     with pytest.raises(HardConcreteError, match="0 selects other inputs in it than in the tensors"):
-        hc.load(tmp_path / "m", model)
+        hc.load(tmp_path / "m", nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)))
