@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hardconcrete.demo import MLP
 from hardconcrete.demo.data import Images
 from hardconcrete.errors import DataError, HardConcreteError
-from hardconcrete.files import tensors
 from hardconcrete_paper.mnist.experiment import MnistExperiment, learner
 from hardconcrete_paper.training.checkpoints import forecast, load, train
 from hardconcrete_paper.training.engine import Engine
@@ -67,13 +67,13 @@ def short(tmp_path: Path) -> tuple[Engine, RunFolder]:
 def test_a_checkpoint_comes_after_what_was_kept_of_its_epoch(
     short: tuple[Engine, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, save_file = [], tensors.save_file
+    written: list[str] = []
 
     def noted(content: dict[str, torch.Tensor], path: Path, *rest: object) -> None:
         written.append(path.name.split(".")[1])
         save_file(content, path, *rest)
 
-    monkeypatch.setattr(tensors, "save_file", noted)
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", noted)
     assert train(*short, {}, 1)
     assert written == ["0001-0", "checkpoint", "0002-0", "checkpoint"]
 
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_written_stops_the_run(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(tensors, "save_file", fail)
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", fail)
     with pytest.raises(DataError, match="was not written: disk full"):
         train(*short, {}, 1)
 

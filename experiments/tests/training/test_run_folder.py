@@ -6,7 +6,6 @@ import torch
 from safetensors.torch import save_file
 
 from hardconcrete.errors import ArgumentError, DataError, HardConcreteWarning
-from hardconcrete.files import tensors
 from hardconcrete_paper.training.run_folder import CHECKPOINT, RunFolder
 
 
@@ -108,7 +107,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(tensors, "save_file", fail)
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", fail)
     with pytest.raises(DataError, match="was not written: disk full"):
         folder.save({"a": torch.ones(2)}, epoch=2, seconds=0.0)
     assert folder.load()[1] == 1
