@@ -30,6 +30,7 @@ PUBLIC = [
     "check_run",
     "compact",
     "count",
+    "distillation_loss",
     "find_groups",
     "importance",
     "lam_per_weight",

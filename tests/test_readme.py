@@ -13,7 +13,16 @@ GUIDES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("budgets", "gates", "guards", "importance", "latency", "models", "shrinking")
+        for name in (
+            "budgets",
+            "gates",
+            "guards",
+            "importance",
+            "latency",
+            "models",
+            "shrinking",
+            "transformers",
+        )
     ),
 ]
 

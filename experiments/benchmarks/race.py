@@ -46,6 +46,11 @@ given again at once, on the same machine.
         --targets 0.5 --epochs 200 --rates 0.1 --schedule step --round-to 8 --compile
     $RUN --processes 1 --network wrn-28-10 --cells scratch --methods ours-scratch narrow \
         --targets 0.16 --epochs 200 --rates 0.1 --schedule step --round-to 8 --compile
+
+(e) a vision transformer with the sizes of DeiT-tiny, from scratch with AdamW, one seed:
+
+    $RUN --processes 2 --network vit-tiny --cells scratch --methods ours-scratch narrow \
+        --targets 0.5 --rates 0.001
 """
 
 import argparse

@@ -12,6 +12,7 @@ from torch import nn
 import hardconcrete as hc
 from benchmarks.race import all_jobs, parse
 from benchmarks.racing import budgets, checkpoint_archive, methods, train
+from benchmarks.racing import settings as settings_module
 from benchmarks.racing.checkpoint import Checkpoint, Paused
 from benchmarks.racing.data import Crops, Data
 from benchmarks.racing.jobs import Job
@@ -19,6 +20,7 @@ from benchmarks.racing.latency import add_latencies
 from benchmarks.racing.networks import (
     NETWORKS,
     ResNet,
+    ViT,
     WideResNet,
     build,
     macs,
@@ -198,6 +200,21 @@ def test_an_interrupted_training_ends_like_one_that_is_not(method, tiny, tmp_pat
     resumed = run_to_the_end(methods.METHODS[method], tiny, checkpoint)
     assert torch.load(checkpoint.file)["pieces"] == 40 // 7
     assert sizes(resumed.model) == sizes(straight.model)
+    for name, value in straight.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_transformer_trains_with_adamw_and_continues(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "tiny", (ViT, (16, 3, 3, 24, 24)))
+    monkeypatch.setattr(settings_module, "ADAMW", ("tiny",))
+    monkeypatch.setattr(budgets, "STEPS_TO_CAPTURE", 0)
+    straight = run_to_the_end(methods.METHODS["ours-scratch"], tiny, Checkpoint())
+    resumed = run_to_the_end(
+        methods.METHODS["ours-scratch"], tiny, Interrupted(tmp_path / "state.pt")
+    )
+    example = torch.zeros(1, 3, 32, 32)
+    assert macs(straight.model, example) <= 0.4 * macs(build("tiny", 10), example)
     for name, value in straight.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
 

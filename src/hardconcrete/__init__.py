@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         L0Penalty,
         check_gates,
         check_run,
+        distillation_loss,
         lam_per_weight,
         recalibrate,
     )
@@ -57,6 +58,7 @@ __all__ = [
     "check_run",
     "compact",
     "count",
+    "distillation_loss",
     "find_groups",
     "importance",
     "lam_per_weight",
@@ -89,6 +91,7 @@ _HOME = {
         "L0Penalty",
         "check_gates",
         "check_run",
+        "distillation_loss",
         "lam_per_weight",
         "recalibrate",
     ),

@@ -23,7 +23,7 @@ from benchmarks.racing.methods import (
     WITHOUT_DENSE,
 )
 from benchmarks.racing.networks import build, sizes
-from benchmarks.racing.settings import Recipe, Settings
+from benchmarks.racing.settings import Recipe, Settings, optimizer_of
 from benchmarks.racing.train import BATCH, error, train
 from hardconcrete.report import environment
 
@@ -160,7 +160,10 @@ def run_job(job: Job, data: Data, work: Path, checkpoint: Checkpoint) -> dict[st
 
 def _train_dense(job: Job, data: Data, steps: int, work: Path, checkpoint: Checkpoint) -> nn.Module:
     model = build(job.network, data.classes)
-    recipe = Recipe(steps, job.dense_lr, job.seed, job.schedule, job.compiled)
+    recipe = Recipe(
+        steps, job.dense_lr, job.seed, job.schedule, job.compiled,
+        optimizer=optimizer_of(job.network),
+    )  # fmt: skip
     train(model, data, recipe, checkpoint)
     file = job.dense_file(work)
     draft = file.with_suffix(".draft")

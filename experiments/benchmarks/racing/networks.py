@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import hardconcrete as hc
 
@@ -23,8 +24,10 @@ def initialise(model: nn.Module) -> nn.Module:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d | nn.Linear):
+        elif isinstance(module, nn.BatchNorm2d | nn.LayerNorm | nn.Linear):
             module.reset_parameters()
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
         elif [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             raise TypeError(f"no initialisation is known for {type(module).__name__}")
     return model
@@ -171,6 +174,59 @@ class LeNet5(nn.Module):
         return self.fc2(self.fc1(x.flatten(1)).relu())
 
 
+HEAD_WIDTH = 64
+"""Features of an attention head."""
+
+PATCH = 4
+"""Pixels of a patch's side: an image of 32 x 32 pixels has 64 of them."""
+
+
+class Encoder(nn.Module):
+    """One layer of a transformer: attention, then a feed-forward network, each after a norm."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * heads * HEAD_WIDTH)
+        self.out = nn.Linear(heads * HEAD_WIDTH, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The next tokens."""
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, HEAD_WIDTH))
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class ViT(nn.Module):
+    """A vision transformer for images of 32 x 32 pixels, with the sizes of DeiT-tiny.
+
+    Its widths are those of the tokens, the numbers of heads, and the feed-forward widths. The mean
+    of the tokens is classified.
+    """
+
+    def __init__(self, classes: int, widths: Widths) -> None:
+        super().__init__()
+        width, layers = widths[0], len(widths) // 2
+        self.patches = nn.Conv2d(3, width, PATCH, PATCH)
+        self.positions = nn.Embedding((32 // PATCH) ** 2, width)
+        pairs = zip(widths[1 : 1 + layers], widths[1 + layers :], strict=True)
+        self.layers = nn.Sequential(*(Encoder(width, *pair) for pair in pairs))
+        self.norm = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, classes)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions.weight
+        return self.fc(self.norm(self.layers(tokens)).mean(1))
+
+
 def _resnet_widths(blocks: int, factor: int = 1) -> Widths:
     streams = 16 * factor, 32 * factor, 64 * factor
     return *streams, *(width for width in streams for _ in range(blocks))
@@ -183,6 +239,7 @@ NETWORKS: Mapping[str, tuple[Builder, Widths]] = {
     "wrn-28-10": (WideResNet, (16, *_resnet_widths(4, factor=10))),
     "vgg16bn": (VGG, (64, 64, 128, 128, *[256] * 3, *[512] * 6)),
     "lenet5": (LeNet5, (20, 50, 500)),
+    "vit-tiny": (ViT, (192, *[3] * 12, *[768] * 12)),
 }
 
 

@@ -20,6 +20,15 @@ SPARSE_PART = 0.5
 """Part of the steps after the dense training that are sparse training; half in its benchmark."""
 
 
+ADAMW = ("vit-tiny",)
+"""Networks that are trained with AdamW; the others with SGD."""
+
+
+def optimizer_of(network: str) -> str:
+    """``"adamw"`` or ``"sgd"``."""
+    return "adamw" if network in ADAMW else "sgd"
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a network is trained.
@@ -30,7 +39,8 @@ class Recipe:
         seed: of the order and the crops of the images.
         schedule: of the rate, one of ``SCHEDULES``.
         compiled: whether ``torch.compile`` makes the forward and backward pass.
-        weight_decay: of all parameters.
+        weight_decay: of all parameters, for SGD.
+        optimizer: ``"sgd"`` or ``"adamw"``.
     """
 
     steps: int
@@ -39,6 +49,7 @@ class Recipe:
     schedule: str = "one-cycle"
     compiled: bool = False
     weight_decay: float = WEIGHT_DECAY
+    optimizer: str = "sgd"
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,10 @@ class Settings:
             seed: added to that of the job, so that two trainings of a job see other crops.
             changes: of the recipe.
         """
-        own = Recipe(self.steps, self.peak_lr, self.seed + seed, self.schedule, self.compiled)
+        own = Recipe(
+            self.steps, self.peak_lr, self.seed + seed, self.schedule, self.compiled,
+            optimizer=optimizer_of(self.network),
+        )  # fmt: skip
         return replace(own, **changes)
 
 

@@ -20,6 +20,8 @@ from hardconcrete_paper.training.stacked_learners import start_compilers
 
 BATCH = 128
 MOMENTUM = 0.9
+ADAMW_DECAY = 0.05
+"""Decoupled weight decay of transformers, as in DeiT."""
 EAGER_STEPS = 3
 """Steps before a capture: cuDNN and the optimiser make there what they keep."""
 MAX_STEPS_AHEAD = 50
@@ -123,17 +125,17 @@ class Trainer:
     def state(self) -> State:
         """All that the training changes."""
         parameters = self.optimizer.param_groups[0]["params"]
-        momentum = {
-            index: self.optimizer.state[parameter]["momentum_buffer"]
+        moments = {
+            index: dict(self.optimizer.state[parameter])
             for index, parameter in enumerate(parameters)
-            if "momentum_buffer" in self.optimizer.state[parameter]
+            if self.optimizer.state[parameter]
         }
         return {
             "done": self.done,
             "seconds": self.seconds(),
             "loss_sum": self.loss_sum,
             "model": self.model.state_dict(),
-            "momentum": momentum,
+            "moments": moments,
             "budget": self.budget.state_dict() if self.budget else {},
         }
 
@@ -141,22 +143,26 @@ class Trainer:
         """Continue from a state. Units that were removed there are removed here first."""
         self.model.load_state_dict(state["model"])
         parameters = self.optimizer.param_groups[0]["params"]
-        for index, velocity in state["momentum"].items():
-            self.optimizer.state[parameters[index]]["momentum_buffer"] = velocity
+        for index, moments in state["moments"].items():
+            self.optimizer.state[parameters[index]].update(moments)
         if self.budget:
             self.budget.load_state_dict(state["budget"])
         self.done, self.seconds_before = state["done"], state["seconds"]
         self.number.fill_(self.done)
         self.loss_sum.copy_(state["loss_sum"])
 
-    def _optimizer(self, parameters: list[nn.Parameter]) -> NesterovSGD:
-        optimizer = NesterovSGD(
+    def _optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = NesterovSGD(
             parameters,
             lr=0.1,
             momentum=MOMENTUM,
             weight_decay=self.recipe.weight_decay,
             nesterov=True,
         )
+        if self.recipe.optimizer == "adamw":
+            optimizer = torch.optim.AdamW(
+                parameters, lr=0.1, weight_decay=ADAMW_DECAY, capturable=self.on_gpu
+            )
         for group in optimizer.param_groups:
             group["lr"] = self.rate
         return optimizer
@@ -184,9 +190,9 @@ class Trainer:
         """What was cut or loaded may be laid out otherwise, which convolutions are slow with."""
         self.model = to_device(self.model, self.device)
         for parameter, state in self.optimizer.state.items():
-            velocity = state.get("momentum_buffer")
-            if velocity is not None and velocity.stride() != parameter.stride():
-                state["momentum_buffer"] = torch.empty_like(parameter.detach()).copy_(velocity)
+            for name, moment in state.items():
+                if moment.shape == parameter.shape and moment.stride() != parameter.stride():
+                    state[name] = torch.empty_like(parameter.detach()).copy_(moment)
 
     def run(self, until: int | None = None) -> None:
         """All steps that are left, or those before a number."""

@@ -11,7 +11,7 @@ from hardconcrete.compaction.plan_values import refuse_bad_values
 from hardconcrete.compaction.verify import in_one_line
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteError
 from hardconcrete.gating.class_swap import is_swapped
-from hardconcrete.graph.trace import as_args
+from hardconcrete.graph.example_inputs import as_inputs
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
@@ -24,7 +24,7 @@ def apply_plan(
     _refuse_bad_model(model)
     refuse_bad_values(plan)
     refuse_another_architecture(plan, model)
-    if plan.form == "graph" and example_inputs is None:
+    if plan.form == "graph" and example_inputs is None and kwargs is None:
         raise ArgumentError(
             "this plan is in graph form: the dense model is traced again, so example_inputs are "
             "needed"
@@ -32,7 +32,7 @@ def apply_plan(
     try:
         if plan.form == "module":
             return cut_copy(plan, model)
-        return cut_graph(plan, model, (as_args(example_inputs), dict(kwargs or {})))
+        return cut_graph(plan, model, as_inputs(example_inputs, kwargs))
     except HardConcreteError:
         raise
     except Exception as error:  # a plan whose cuts do not belong together fails in any layer

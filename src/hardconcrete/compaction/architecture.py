@@ -1,6 +1,7 @@
 """Which models a plan is for: those with its tensors, in its sizes, in modules of its classes."""
 
 import hashlib
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
-from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.units.configuration import Shapes, is_configuration, shapes_of, values_in
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    """The shape of every parameter and buffer, under each of its names."""
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 def classes_of(model: nn.Module) -> str:
@@ -58,34 +52,63 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             "the plan is for another architecture: modules here are of other classes than in the "
             "plan"
         )
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
-        if path not in modules:
+    holders = {path: _holder(model, path) for path in _paths(plan)}
+    for path, holder in holders.items():
+        if holder is None:
             raise CompactionError(
                 f"the plan is for another architecture: here is no module {path!r}"
             )
     for path, kept in plan.selections.items():
-        _refuse_selection(path, modules[path], kept)
+        _refuse_selection(path, holders[path], kept)
     for name, size in plan.attributes.items():
         path, _, attribute = name.rpartition(".")
-        if not is_size_attribute(modules[path], attribute) or size > getattr(
-            modules[path], attribute
-        ):
-            raise CompactionError(
-                f"the plan is for another architecture: it sets {name} to {size}, and only an "
-                "integer of a module that is at least as large can become smaller"
-            )
+        number = size_attributes(holders[path]).get(attribute, -1)
+        _refuse_number(name, number, size)
+    for path, configuration in plan.configurations.items():
+        numbers = values_in(holders[path]) if is_configuration(holders[path]) else {}
+        for name, size in configuration.numbers.items():
+            _refuse_number(f"{path}.{name}", numbers.get(name, -1), size)
 
 
-def is_size_attribute(module: nn.Module, name: str) -> bool:
-    """Whether an attribute of a module may be a size: an integer of its own, not one of torch.
+def _paths(plan: "CompactionPlan") -> Iterator[str]:
+    """What a plan names: modules, and configurations of modules."""
+    yield from plan.selections
+    yield from (name.rpartition(".")[0] for name in plan.attributes)
+    yield from plan.configurations
+
+
+def _holder(model: nn.Module, path: str) -> Any:
+    """The module or configuration at a path; None if there is none."""
+    holder: Any = model
+    for part in path.split(".") if path else ():
+        holder = getattr(holder, part, None)
+        if not isinstance(holder, nn.Module) and not is_configuration(holder):
+            return None
+    return holder
+
+
+def size_attributes(holder: Any) -> dict[str, int]:
+    """The attributes of a module or a configuration that may be sizes: its own integers.
 
     A layer of torch takes its sizes from its tensors. A norm without tensors has its own.
     """
-    if name.startswith("_") or type(vars(module).get(name)) is not int:
-        return False
-    of_torch = type(module).__module__.startswith("torch.nn")
-    return not of_torch or (isinstance(module, _NormBase) and name == "num_features")
+    integers = {
+        name: value
+        for name, value in vars(holder).items()
+        if type(value) is int and not name.startswith("_")
+    }
+    if not type(holder).__module__.startswith("torch.nn"):
+        return integers
+    is_norm = isinstance(holder, _NormBase)
+    return {name: size for name, size in integers.items() if is_norm and name == "num_features"}
+
+
+def _refuse_number(name: str, before: Any, after: int) -> None:
+    if type(before) is not int or not after <= before:
+        raise CompactionError(
+            f"the plan is for another architecture: it sets {name} to {after}, and only an "
+            "integer of a module that is at least as large can become smaller"
+        )
 
 
 def _refuse_selection(path: str, module: Any, kept: tuple[int, ...]) -> None:

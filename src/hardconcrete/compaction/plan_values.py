@@ -55,6 +55,12 @@ def refuse_bad_values(plan: "CompactionPlan") -> None:
     _refuse_bad_scales(plan)
     for name, size in plan.attributes.items():
         _expect(isinstance(name, str) and _is_size(size), f"attribute {name}", "a size", size)
+    for path, configuration in plan.configurations.items():
+        for name, size in configuration.numbers.items():
+            _expect(_is_size(size), f"{name} of {path}", "a size", size)
+        names = configuration.not_described
+        _expect(all(isinstance(name, str) for name in names), path, "with tensors by name", names)
+    _expect(isinstance(plan.fixed_sizes, bool), "fixed_sizes", "True or False", plan.fixed_sizes)
     for what, indices in {**plan.selections, **plan.kept_inputs}.items():
         _refuse_bad_indices(indices, math.inf, f"the selection of {what}")
     _refuse_bad_inputs(plan.inputs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
-from hardconcrete.compaction.architecture import is_size_attribute
+from hardconcrete.compaction.architecture import size_attributes
 from hardconcrete.compaction.module_form import is_transposed_linear
 from hardconcrete.compaction.plan import CompactionPlan
 
@@ -80,16 +80,19 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
     """The integers of modules outside torch.nn that have an answer; the first answer counts."""
     found: Attributes = {}
     for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn") or is_transposed_linear(module):
+        if is_of_torch(module):
             continue
-        integers = {
-            name: value for name, value in vars(module).items() if is_size_attribute(module, name)
-        }
+        integers = size_attributes(module)
         for answers in answers_in(f"{path}." if path else "") if integers else ():
             for name, value in integers.items():
                 if value in answers:
                     found.setdefault(f"{path}.{name}", answers[value])
     return found
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether a module is a layer whose sizes an adapter sets."""
+    return type(module).__module__.startswith("torch.nn") or is_transposed_linear(module)
 
 
 def _cut_sizes(plan: CompactionPlan, prefix: str) -> Answers:

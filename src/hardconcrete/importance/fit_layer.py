@@ -9,6 +9,7 @@ from hardconcrete.errors import CompactionError
 from hardconcrete.importance.layer_calls import LayerCall
 from hardconcrete.importance.lockstep import PausedLayer
 from hardconcrete.importance.recording import RecordedLayer
+from hardconcrete.importance.relevant_rows import RelevantRows
 from hardconcrete.importance.ridge_regression import (
     RidgeRegression,
     Solution,
@@ -49,6 +50,7 @@ def fit_weight(
     dense: Sequence[PausedLayer],
     means: RunningMeans | None,
     ridge: float,
+    relevant: Sequence[RelevantRows] | None = None,
 ) -> float:
     """Solve for one weight, and for its bias or the mean of the batch norm behind it.
 
@@ -58,6 +60,7 @@ def fit_weight(
         dense: the calls of the dense model, paused after it.
         means: of the batch norm behind the layer, if there is one.
         ridge: see ``refit``.
+        relevant: for each call, the rows that count; None for all.
 
     Returns:
         The fraction of the targets' variance that is not explained.
@@ -69,7 +72,7 @@ def fit_weight(
     _refuse_size(may_change)
     regression = RidgeRegression(intercept=layer.has_bias or means is not None)
     with exact_products():
-        for x, y in _chunks(layer, small, dense, columns):
+        for x, y in _chunks(layer, small, dense, columns, relevant):
             regression.add(x, y)
         solution = regression.solve(before[:, :, columns], may_change, ridge)
     matrix = torch.zeros_like(before)
@@ -127,6 +130,7 @@ def _chunks(
     small: Sequence[PausedLayer],
     dense: Sequence[PausedLayer],
     columns: Tensor,
+    relevant: Sequence[RelevantRows] | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of inputs and their targets, in float32 or better, as many as fit at a time."""
     matrix, inputs = small[0].call.matrix(), int(columns.sum())
@@ -135,7 +139,8 @@ def _chunks(
     dtype = torch.promote_types(matrix.dtype, torch.float32)
     for number, (paused, target) in enumerate(zip(small, dense, strict=True)):
         _refuse_difference(paused.call, target.call)
-        sample = _sample_rows(paused.call.row_count, -(-rows // len(small)), seed=number)
+        mask = relevant[number].get(paused.call.positions) if relevant else None
+        sample = _sample_rows(paused.call.row_count, -(-rows // len(small)), number, mask)
         for index in sample.split(max(1, MAX_CHUNK_ENTRIES // max(width, 1))):
             index = index.to(paused.call.inputs.device)
             x = paused.call.rows(index, columns).to(dtype)
@@ -172,9 +177,10 @@ def _refuse_difference(small: LayerCall, dense: LayerCall) -> None:
         )
 
 
-def _sample_rows(rows: int, count: int, seed: int) -> Tensor:
-    """Row numbers, the same in every run."""
-    if rows <= count:
-        return torch.arange(rows)
+def _sample_rows(rows: int, count: int, seed: int, mask: Tensor | None) -> Tensor:
+    """Numbers of rows that count, the same in every run."""
+    numbers = torch.arange(rows) if mask is None else mask.nonzero().flatten()
+    if len(numbers) <= count:
+        return numbers
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(rows, (count,), generator=generator)
+    return numbers[torch.randint(len(numbers), (count,), generator=generator)]

@@ -40,8 +40,13 @@ class LayerCall(ABC):
 
     @property
     @abstractmethod
+    def positions(self) -> tuple[int, ...]:
+        """The sizes of the output without its features; each row is one position."""
+
+    @property
     def row_count(self) -> int:
         """The number of rows of the call."""
+        return prod(self.positions)
 
     @abstractmethod
     def rows(self, index: Tensor, columns: Tensor) -> Tensor:
@@ -73,8 +78,8 @@ class LinearCall(LayerCall):
         self.weight.copy_(matrix[0])
 
     @property
-    def row_count(self) -> int:  # noqa: D102
-        return self.inputs.numel() // max(self.inputs.shape[-1], 1)
+    def positions(self) -> tuple[int, ...]:  # noqa: D102
+        return tuple(self.inputs.shape[:-1])
 
     def rows(self, index: Tensor, columns: Tensor) -> Tensor:  # noqa: D102
         return _flatten_rows(self.inputs)[index][:, None, columns]
@@ -135,10 +140,6 @@ class ConvCall(LayerCall):
         else:
             self.weight.copy_(filters.flip(self._spatial).transpose(1, 2).flatten(0, 1))
 
-    @property
-    def row_count(self) -> int:  # noqa: D102
-        return prod(self._output_sizes)
-
     def rows(self, index: Tensor, columns: Tensor) -> Tensor:  # noqa: D102
         x, (_, *kernel) = self._batched(self.inputs), self._filters(self.weight).shape[2:]
         columns = columns.view(-1, prod(kernel))
@@ -153,7 +154,7 @@ class ConvCall(LayerCall):
         return rows[:, :, columns[channels].flatten()] if self.groups == 1 else rows
 
     def output_rows(self, output: Tensor, index: Tensor) -> Tensor:  # noqa: D102
-        positions = torch.unravel_index(index, self._output_sizes)
+        positions = torch.unravel_index(index, self.positions)
         rows = self._batched(output).movedim(1, -1)[positions]
         return rows.reshape(len(index), self.groups, -1)
 
@@ -176,8 +177,7 @@ class ConvCall(LayerCall):
         return x if x.dim() == self._rank + 2 else x[None]
 
     @property
-    def _output_sizes(self) -> tuple[int, ...]:
-        """The output's batch size and spatial sizes."""
+    def positions(self) -> tuple[int, ...]:  # noqa: D102
         x, kernel = self._batched(self.inputs), self.weight.shape[2:]
         sizes = []
         for k, length in enumerate(x.shape[2:]):
@@ -189,7 +189,7 @@ class ConvCall(LayerCall):
 
     def _patch_index(self, index: Tensor, kernel: Sequence[int]) -> tuple[Tensor, ...]:
         """Indices into the padded inputs [example, *position], each [row, *kernel]."""
-        example, *starts = torch.unravel_index(index, self._output_sizes)
+        example, *starts = torch.unravel_index(index, self.positions)
         column = (-1, *[1] * self._rank)
         indices = [example.view(column)]
         for k, start in enumerate(starts):

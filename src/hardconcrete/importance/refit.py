@@ -11,9 +11,10 @@ enhancement). No labels and no gradients are needed.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hardconcrete.importance.batches import Loss, keep_batches
 from hardconcrete.importance.fit_layer import CannotRefitError, fit_weight
 from hardconcrete.importance.lockstep import PausableCall, PausedLayer, ending_threads
 from hardconcrete.importance.recording import RecordedLayer, Recorder, Recording
+from hardconcrete.importance.relevant_rows import RelevantRows
 
 RIDGE = 1e-2
 """How strongly weights stay close to their values, as a fraction of the inputs' mean square."""
@@ -79,6 +81,7 @@ def refit(
     *,
     ridge: float = RIDGE,
     compensate: bool = True,
+    relevant: Sequence[RelevantRows] | None = None,
 ) -> RefitResult:
     """Change the weights of ``small``, in place, so that it computes what ``dense`` does.
 
@@ -100,6 +103,7 @@ def refit(
         ridge: how strongly weights stay close to their values, as a fraction of the mean square of
             the inputs.
         compensate: fit the sum with a shortcut, not the branch alone.
+        relevant: for each batch, the rows that count (see ``relevant_rows``); None for all.
 
     Example:
         >>> import copy
@@ -130,7 +134,8 @@ def refit(
         targets = [PausableCall(dense, batch, loss, layers, pause_after=True) for batch in kept]
         calls = [PausableCall(small, batch, loss, layers, pause_after=False) for batch in kept]
         stack.enter_context(ending_threads([*targets, *calls]))
-        fitted, skipped = _fit_in_order(layers, calls, targets, (small, dense), ridge)
+        fit = partial(fit_weight, ridge=ridge, relevant=relevant)
+        fitted, skipped = _fit_in_order(layers, calls, targets, (small, dense), fit)
     return RefitResult(fitted, skipped | _not_in_any_layer(small, dense, recording))
 
 
@@ -176,7 +181,7 @@ def _fit_in_order(
     calls: Sequence[PausableCall],
     targets: Sequence[PausableCall],
     models: tuple[nn.Module, nn.Module],
-    ridge: float,
+    fit: Callable[..., float],
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Fit layer by layer; return the unexplained fractions, and the reasons for skipping."""
     fitted: dict[str, float] = {}
@@ -190,7 +195,7 @@ def _fit_in_order(
         small, dense = (m.get_buffer(layer.norm) if layer.norm else None for m in models)
         means = None if small is None or dense is None else (small, dense)
         try:
-            unexplained = fit_weight(layer, in_small, in_dense, means, ridge)
+            unexplained = fit(layer, in_small, in_dense, means)
             fitted[layer.name] = max(unexplained, fitted.get(layer.name, 0.0))
         except CannotRefitError as reason:
             skipped[layer.name] = str(reason)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from hardconcrete.gating.open_values import open_values
 from hardconcrete.gating.placement import put_gates_on
 from hardconcrete.importance.batches import Loss
 from hardconcrete.importance.refit import RefitResult, refit
+from hardconcrete.importance.relevant_rows import RelevantRows, relevant_rows
 from hardconcrete.importance.score import measure_importance
 from hardconcrete.importance.select import Costs, SelectionSettings, select_units
 from hardconcrete.units.group import raw_parameter
+from hardconcrete.units.uniform import Classes
 
 CostTargetsAt = Callable[[float], tuple[Costs, SelectionSettings]]
 """Takes the progress, 0 at the start and 1 at the limits; see ``CostTargets``."""
@@ -56,6 +59,10 @@ class PruningState:
         """The mask of open units as values of the gates."""
         return self.is_open.to(self.gated.gates.device, self.gated.gates.dtype)
 
+    @cached_property
+    def _relevant_rows(self) -> list[RelevantRows]:
+        return [relevant_rows(self.teacher, batch, self.loss) for batch in self.batches]
+
     def importance(self) -> Tensor:
         """The importance of every unit; for a closed one, that of opening it."""
         return measure_importance(self.gated, self.batches, self.loss, self.gates)
@@ -72,7 +79,9 @@ class PruningState:
         plain = remove_gates(self.gated)
         before = {name: raw_parameter(plain, name).detach().clone() for name in z}
         fold(self.gated, plain, self.gates)
-        self.refit = refit(plain, self.teacher, self.batches, self.loss)
+        self.refit = refit(
+            plain, self.teacher, self.batches, self.loss, relevant=self._relevant_rows
+        )
         with torch.no_grad():
             for name, weight in before.items():
                 parameter = raw_parameter(plain, name)
@@ -117,6 +126,7 @@ def prune_in_stages(
     *,
     stages: int,
     round_to: int = 1,
+    classes: Classes = (),
     on_progress: OnProgress = lambda _, __: None,
 ) -> None:
     """Prune a model until its costs are within their limits.
@@ -126,6 +136,7 @@ def prune_in_stages(
         targets: the costs, relative to their targets at a stage.
         stages: how often importance is measured, units are closed and weights are re-fitted.
         round_to: widths are multiples of this after the last stage.
+        classes: names of groups that keep equally many units.
         on_progress: called before each step of a stage.
     """
     for stage in range(1, stages + 1):
@@ -140,7 +151,13 @@ def prune_in_stages(
             )
         size = round_to if stage == stages else 1
         is_open = select_units(
-            score, state.gated.groups, state.is_open, costs, round_to=size, settings=settings
+            score,
+            state.gated.groups,
+            state.is_open,
+            costs,
+            round_to=size,
+            classes=classes,
+            settings=settings,
         )
         on_progress(stage, "re-fit")
         state.apply_mask(is_open)

@@ -3,6 +3,7 @@
 from hardconcrete.objective.base import Penalties, Penalty
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.diagnostics import check_gates, check_run
+from hardconcrete.objective.distillation import distillation_loss
 from hardconcrete.objective.importance_budget import (
     DESCENT_END,
     DESCENT_START,
@@ -24,6 +25,7 @@ __all__ = [
     "Penalty",
     "check_gates",
     "check_run",
+    "distillation_loss",
     "lam_per_weight",
     "recalibrate",
 ]
