@@ -21,6 +21,7 @@ from hardconcrete.demo.evaluation import error_rate
 from hardconcrete.demo.network import MLP
 from hardconcrete.demo.training import Setting, Trainee
 from hardconcrete.errors import ArgumentError, DataError
+from hardconcrete.files import replace_file
 from hardconcrete.report import (
     check_plotting,
     environment,
@@ -139,7 +140,8 @@ def _write_record(record: dict[str, Any], start: float, out: Path) -> None:
     """Write settings and results, the time since the start, and the environment."""
     seconds = round(time.perf_counter() - start, 1)
     record |= {"seconds": seconds, "environment": environment(torch.device("cpu"))}
-    (out / "record.json").write_text(json.dumps(record, indent=2) + "\n")
+    text = json.dumps(record, indent=2) + "\n"
+    replace_file(out / "record.json", lambda temporary: temporary.write_text(text))
 
 
 def _outcome(trainee: Trainee, now: Status, test: Images) -> Outcome:

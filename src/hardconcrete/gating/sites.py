@@ -109,8 +109,8 @@ def _resolve(model: nn.Module, text: str) -> Site:
     prefix = f"{path}." if path else ""
     if not isinstance(module, nn.Linear | _ConvNd):
         raise SiteError(
-            f"{text!r}: the shorthand knows dense and convolutional layers, and {path} is a "
-            f"{type(module).__name__}; name its parameters: hc.Site('{prefix}weight', dim=...)"
+            f"{text!r}: the shorthand knows dense and convolutional layers, and {path or 'this'} "
+            f"is a {type(module).__name__}; {_advice(module, prefix)}"
         )
     if role == "each":
         return Site(f"{prefix}weight", None)
@@ -126,6 +126,16 @@ def _resolve(model: nn.Module, text: str) -> Site:
         )
     bias = (f"{prefix}bias",) if module.bias is not None else ()
     return Site((f"{prefix}weight", *bias), outputs)
+
+
+def _advice(module: nn.Module, prefix: str) -> str:
+    """What to gate in place of a module that the shorthands do not know."""
+    if isinstance(module, nn.RNNBase):
+        return "it keeps copies of its weights, so gate what it reads from, or what reads it"
+    own = [name for name, parameter in module.named_parameters(recurse=False) if parameter.dim()]
+    if not own:
+        return "it has no parameters itself: name a layer that has"
+    return f"name a parameter: hc.Site('{prefix}{own[0]}', dim=...)"
 
 
 def _checked(model: nn.Module, name: str, site: Site) -> Site:

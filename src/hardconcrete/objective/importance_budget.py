@@ -13,7 +13,7 @@ from hardconcrete.gating import GatedModel
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.importance.running_importance import RunningImportance
 from hardconcrete.importance.select import select_units
-from hardconcrete.objective.budget import Budget
+from hardconcrete.objective.budget import Budget, refuse_no_state
 from hardconcrete.objective.cost_targets import CostTargets
 
 DESCENT_START, DESCENT_END = 0.05, 0.4
@@ -171,6 +171,7 @@ class ImportanceBudget(Budget, by="importance"):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        refuse_no_state(state)
         self._keep_up()
         expected = self.state_dict()
         for name, value in expected.items():

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hardconcrete.cost.latency.table import LatencyTable
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.costs import LATENCY
-from hardconcrete.objective.budget import Budget, refuse_measured_gates
+from hardconcrete.objective.budget import Budget, refuse_measured_gates, refuse_no_state
 from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 
 MAX_PUSH = 4.0
@@ -117,11 +117,20 @@ class LearnedBudget(Budget, by="gates"):
         refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
         probability = self.gated.gates.open_probability()
+        self._refuse_nan(probability)
         means = [
             expected(self.gated, [constraint], _priced(probability, price))
             for constraint, price in zip(self.constraints, self._price, strict=True)
         ]
         return torch.cat(means).sum().to(probability.dtype)
+
+    def _refuse_nan(self, probability: Tensor) -> None:
+        """Not on a GPU, where the check would wait for the device on each step."""
+        if probability.is_cpu and not torch.compiler.is_compiling() and probability.isnan().any():
+            raise GateError(
+                f"{self.gated.gates.family.location} has NaN in it, so the gates have no cost: go "
+                "back to the last checkpoint with a lower learning rate"
+            )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -168,6 +177,7 @@ class LearnedBudget(Budget, by="gates"):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        refuse_no_state(state)
         self._keep_up()
         for name in STATE:
             present = getattr(self, f"_{name}")
