@@ -1,7 +1,8 @@
 """What measuring importance costs: a training step under a budget against a dense one.
 
 The same network, optimizer and batch; steps of both are timed in turn, eager and compiled. The
-budget is in its first phase, in which it measures in every fourth step.
+budget is in its first phase, in which it measures in every fourth step: once with all units, once
+with an eighth of each group closed.
 
     python experiments/benchmarks/importance_step.py [--network wrn-28-10] [--out FILE]
 """
@@ -50,6 +51,14 @@ def stepper(
     return step
 
 
+def close_an_eighth(gated: hc.GatedModel, budget: hc.Budget) -> None:
+    """Close an eighth of each group, as a budget that is on its way."""
+    state = budget.state_dict()
+    for group in gated.groups:
+        state["open"][group.slice][: max(group.units // 8, 1)] = False
+    budget.load_state_dict(state)
+
+
 def timed(
     steps: dict[str, Callable[[], None]], wait: Callable[[], None], a: Any
 ) -> dict[str, float]:
@@ -83,17 +92,21 @@ def main() -> None:
     record: dict[str, Any] = {"environment": environment(device), **vars(a), "out": None}
     for compiled in (False, True):
         torch.manual_seed(0)
-        made = [CifarExperiment(network=a.network).build().to(device) for _ in range(2)]
+        made = [CifarExperiment(network=a.network).build().to(device) for _ in range(3)]
         made = [model.to(memory_format=torch.channels_last) for model in made]
-        gated = hc.attach_gates(made[1], torch.zeros(2, 3, 32, 32, device=device))
-        budget = hc.Budget(gated, macs=0.5, steps=STEPS)
-        steps = {
-            "dense": stepper(made[0], None, compiled, a.batch),
-            "budget": stepper(gated, budget, compiled, a.batch),
-        }
+        steps = {"dense": stepper(made[0], None, compiled, a.batch)}
+        for name, model in zip(("budget", "budget, cut"), made[1:], strict=True):
+            gated = hc.attach_gates(model, torch.zeros(2, 3, 32, 32, device=device))
+            budget = hc.Budget(gated, macs=0.5, steps=STEPS)
+            if name == "budget, cut":
+                close_an_eighth(gated, budget)
+            steps[name] = stepper(gated, budget, compiled, a.batch)
         found = timed(steps, wait, a)
-        ratio = round(found["budget"] / found["dense"], 4)
-        record["compiled" if compiled else "eager"] = {**found, "ratio": ratio}
+        ratios = {
+            "ratio": round(found["budget"] / found["dense"], 4),
+            "ratio, cut": round(found["budget, cut"] / found["dense"], 4),
+        }
+        record["compiled" if compiled else "eager"] = found | ratios
     print(json.dumps(record, indent=2))
     if a.out:
         a.out.write_text(json.dumps(record, indent=2) + "\n")

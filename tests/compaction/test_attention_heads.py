@@ -165,3 +165,28 @@ def test_a_small_encoder_is_made_small_again() -> None:
     plan = hc.CompactionPlan.of(second)
     assert plan.groups[name].kept == (2, 3)
     torch.testing.assert_close(plan.apply(model)(*example), second(*example))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 6}], ids=["packed", "separate"])
+@pytest.mark.parametrize("form", ["module", "graph"])
+def test_attention_alone_is_a_model(sizes: dict[str, int], form: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 4, **sizes).eval()
+    x, y = torch.randn(5, 3, 8), torch.randn(7, 2, sizes.get("kdim", 8))
+    keys = y[:5, :1].expand(-1, 3, -1) if sizes else x
+    without = {"need_weights": False}
+    gated = hc.attach_gates(model, (x, keys, keys), without).eval()
+    assert [(group.kind, group.units) for group in gated.groups] == [("attention head", 4)]
+    gated.gates.log_alpha.data.copy_(torch.tensor([4.0, -4.0, 0.5, 4.0]))
+    small = hc.compact(gated, form=form)
+    queries, others = torch.randn(4, 2, 8), y
+    for example in ((x, keys, keys), (queries, others, others), (queries, others, others + 1)):
+        expected, actual = (each(*example, **without)[0] for each in (gated, small))
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_that_attention_returns_fix_its_heads() -> None:
+    x = torch.randn(5, 3, 8)
+    found = hc.find_groups(nn.MultiheadAttention(8, 4), (x, x, x))
+    assert found.names == ()
+    assert "mean reads all of them" in str(found)

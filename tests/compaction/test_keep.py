@@ -167,10 +167,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "matrix": (lambda: plain({"0": [[True] * 6]}), "keep['0'] has 2 dimensions"),
     "few": (lambda: plain({"0": [0, 3]}, min_units=3), "keep['0'] keeps 2 units, and min_units=3"),
     "none": (lambda: plain({"0": [False] * 6}), "keep['0'] keeps 0 units, and min_units=1; min_un"),
-    "round_to": (lambda: plain(GOOD, round_to=8), "leave out budget, round_to, batches and loss"),
-    "budget": (lambda: plain(GOOD, budget=1), "leave out budget, round_to, batches and loss"),
-    "batches": (lambda: plain(GOOD, batches=[1], loss=len), "leave out budget, round_to, batches"),
-    "no inputs": (lambda: hc.compact(dense(), keep=GOOD), "pass example_inputs, or () with kwargs"),
+    "round_to": (lambda: plain(GOOD, round_to=8), "leave out budget, round_to, uniform"),
+    "budget": (lambda: plain(GOOD, budget=1), "leave out budget, round_to, uniform"),
+    "batches": (lambda: plain(GOOD, batches=[1], loss=len), "leave out budget, round_to, uniform"),
+    "no inputs": (lambda: hc.compact(dense(), keep=GOOD), "pass example_inputs or kwargs"),
     "no mask": (lambda: hc.compact(dense(), torch.randn(3, 4)), "for a plain model pass example"),
     "no model": (lambda: hc.compact({}, keep=GOOD), "not a dict"),  # type: ignore[arg-type]
     "two inputs": (

@@ -210,3 +210,29 @@ def test_a_copy_is_its_own_model(pair: tuple[hc.GatedModel, Maps]) -> None:
     other = copy.deepcopy(small)
     assert hc.CompactionPlan.of(other) == hc.CompactionPlan.of(small)
     torch.testing.assert_close(other.eval()(x), copy.deepcopy(small).eval()(x), rtol=0, atol=0)
+
+
+def test_a_small_model_shares_no_memory_and_the_dense_one_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4), nn.Linear(4, 4))
+    model[3].weight = nn.Parameter(model[3].weight.detach(), requires_grad=False)
+    before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
+    small = hc.compact(model, torch.ones(2, 4), keep={"0": [0, 2]})
+    assert {p.data_ptr() for p in small.parameters()}.isdisjoint(
+        p.data_ptr() for p in model.parameters()
+    )
+    assert [p.requires_grad for p in small.parameters()] == [
+        p.requires_grad for p in model.parameters()
+    ]
+    for name, parameter in model.named_parameters():
+        assert id(parameter) == before[name][0]
+        assert torch.equal(parameter, before[name][1])
+
+
+def test_tied_weights_that_are_not_cut_stay_one_tensor() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 2)
+    )
+    model[2].weight = model[0].weight
+    small = hc.compact(model, torch.ones(2, 4), keep={"3": [0, 2]})
+    assert small[2].weight is small[0].weight
+    assert small[2].weight is not model[2].weight

@@ -1,5 +1,6 @@
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 
 from hardconcrete.compaction.verify import (
     RELATIVE_TOLERANCE,
-    another_batch,
     difference,
     first_difference,
     tolerance_of,
@@ -81,15 +81,18 @@ def test_another_batch_size_is_compared_too() -> None:
     assert compared(lambda x: x, lambda x: x if len(x) == 3 else -x, x) > 1
 
 
-def test_rows_are_drawn_again() -> None:
-    x, one = torch.randn(3, 2), torch.randn(1)
-    (again,), kwargs = another_batch(((x,), {"mask": x > 0, "one": one, "flag": True}))
-    assert len(again) == 4
-    assert all((row == x).all(1).any() for row in again)
-    assert torch.equal(kwargs["mask"], again > 0)
-    assert kwargs["one"] is one
-    assert kwargs["flag"] is True
-    assert another_batch(((), {"flag": True})) == ((), {"flag": True})
+def test_another_length_is_compared_too() -> None:
+    def at_most(length: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: x[:, :length] if x.shape[1] <= 5 else x.view(-1)[:0].view(2, 3)
+
+    x = torch.randn(3, 4)
+    assert compared(lambda x: x, lambda x: x if x.shape[1] != 5 else -x, x) > 1, "longer"
+    assert compared(at_most(5), lambda x: x if x.shape[1] != 3 else -x, x) == 0, "longer is enough"
+
+    def short(x: Tensor) -> Tensor:
+        return x + torch.zeros(4)[: x.shape[1]]
+
+    assert compared(short, lambda x: x if x.shape[1] != 3 else -x, x) > 1, "longer is impossible"
 
 
 def test_inputs_are_not_changed() -> None:

@@ -423,3 +423,19 @@ def test_an_einsum_over_one_unit_in_a_traced_graph() -> None:
     example = torch.randn(2, 5, 1), torch.randn(1, 4)
     graph = torch.export.export(layer, example).module()
     assert hc.count(layer, example).macs == hc.count(graph, example).macs == 40
+
+
+def test_products_in_groups() -> None:
+    """Each of 6 rows times one of 3 matrices, as in a mixture of experts."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4, 8))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            ends = torch.tensor([1, 4, 6], dtype=torch.int32)
+            return F.grouped_mm(rows, self.weight, offs=ends)
+
+    found = count(Experts(), torch.randn(6, 4))
+    assert (found.macs, found.uncounted) == (6 * 4 * 8, ())

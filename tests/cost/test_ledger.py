@@ -20,7 +20,9 @@ from tests.exactness import at_random
 from tests.zoo import GATED, Entry, gated_network
 
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
-pytestmark = pytest.mark.filterwarnings("ignore:no gate is open")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:no gate is open", "ignore:.*and the model is not smaller for it"
+)
 
 
 def counted(gated: hc.GatedModel) -> list[int]:

@@ -86,3 +86,11 @@ def test_a_copy_of_a_model_that_stores_its_last_output() -> None:
     assert torch.equal(copy.last, layer.last)  # type: ignore[arg-type]
     assert not copy.last.requires_grad  # type: ignore[union-attr]
     assert copy.weight is not layer.weight
+
+
+def test_copies_share_the_parameters_that_they_are_told_to() -> None:
+    layer = nn.BatchNorm1d(2)
+    copied = detached_copy(layer, [layer.weight])
+    assert copied.weight is layer.weight
+    assert copied.bias is not layer.bias
+    assert copied.running_mean is not layer.running_mean

@@ -52,7 +52,8 @@ def test_a_tensor_without_labels_fixes_units_unless_it_broadcasts() -> None:
     assert len(state.merged([value, Value((2, 1))], (2, 3))) == 1
     assert state.merged([value, Value((1, 3), why_rigid="the input x")], (2, 3)) == []
     reason = state.labels.why_fixed()[0]
-    assert reason.text == "it is combined with a tensor that cannot shrink: the input x"
+    assert "it is combined with a tensor that cannot shrink: the input x (" in str(reason)
+    assert reason.cause == "the input x"
 
 
 def test_what_all_heads_share_stays_whole_when_they_do() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import hardconcrete as hc
 from hardconcrete.errors import TraceError
-from hardconcrete.graph.trace import as_args, at_least_two_examples, trace
+from hardconcrete.graph.trace import at_least_two_examples, trace
 from tests.zoo import REFUSED
 
 
@@ -99,14 +99,29 @@ def test_recurrent_layers_trace_without_a_warning() -> None:
 
 def test_the_graph_runs_at_another_batch_size_on_the_models_parameters() -> None:
     model, x = nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.randn(5, 6)
-    graph = trace(model, (torch.randn(1, 6),), any_batch=True)
+    graph = trace(model, (torch.randn(1, 6),), sizes="any batch")
     model[0].weight.data.mul_(2)
     assert torch.equal(graph(x), model(x))
 
 
-def test_a_single_input_or_a_tuple_or_list() -> None:
-    x = torch.zeros(2)
-    assert as_args(x)[0] is as_args((x,))[0] is as_args([x])[0] is x
+def test_the_graph_runs_at_another_length() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True).eval()
+    graph = trace(model, (torch.randn(2, 5, 8),), sizes="any")
+    for shape in ((3, 9, 8), (1, 3, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(graph(x), model(x))
+
+
+class Compares(nn.Module):
+    """Takes another way where two inputs are one tensor."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return 2 * x if x is y else x + y
+
+
+def test_inputs_that_are_one_tensor_are_traced_as_two() -> None:
+    x, y = torch.ones(2, 3), torch.zeros(2, 3)
+    assert torch.equal(trace(Compares(), (x, x))(x, y), x)
 
 
 def test_single_examples_are_doubled_and_others_are_not() -> None:
@@ -165,17 +180,52 @@ def test_a_model_that_returns_an_unknown_object_is_pruned() -> None:
 
 
 def test_a_graph_that_replaces_the_model_returns_no_unknown_object() -> None:
-    with pytest.raises(TraceError, match=r"model\.config\.use_cache = False"):
-        trace(Cached(), (torch.randn(2, 4),), any_batch=True)
+    with pytest.raises(TraceError, match=r"use_cache=False among their inputs"):
+        trace(Cached(), (torch.randn(2, 4),), sizes="any batch")
 
 
-@pytest.mark.parametrize(
-    ("example_inputs", "kwargs"), [({"x": torch.ones(2, 4)}, None), (None, {"x": torch.ones(2, 4)})]
-)
-def test_inputs_by_keyword_in_the_wrong_place(example_inputs: Any, kwargs: Any) -> None:
-    with pytest.raises(TraceError, match=r"example_inputs=\(\), kwargs=batch"):
-        hc.find_groups(Cached(), example_inputs, kwargs)
-    assert hc.find_groups(Cached(), (), {"x": torch.ones(2, 4)}).groups
+class TakesMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.down(self.up(batch["x"]))
+
+
+def test_a_model_that_takes_one_mapping() -> None:
+    batch = {"x": torch.ones(2, 4)}
+    with pytest.raises(TraceError, match=r"pass it in a tuple, \(batch,\)"):
+        hc.find_groups(TakesMapping(), batch)
+    assert hc.find_groups(TakesMapping(), (batch,)).names == ("up",)
+
+
+class Caching(nn.Module):
+    """Returns its keys, unless its configuration says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True)
+        self.keys, self.down = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        keys = self.keys(x)
+        return (self.down(keys), Cache(keys)) if self.config.use_cache else (self.down(keys),)
+
+
+@pytest.mark.parametrize("use_cache", [True, False, None])
+def test_a_model_is_traced_without_its_cache(use_cache: bool | None) -> None:
+    model = Caching()
+    model.config.use_cache = use_cache
+    assert hc.find_groups(nn.Sequential(model), torch.ones(2, 4)).names == ("0.keys",)
+    assert model.config.use_cache is use_cache
+
+
+def test_the_cache_is_on_again_after_an_error() -> None:
+    model = Caching()
+    with pytest.raises(TraceError):
+        trace(model, (torch.ones(2, 5),))
+    assert model.config.use_cache is True
 
 
 class Unused(nn.Module):

@@ -200,3 +200,26 @@ def test_tens_of_thousands_of_units_need_few_looks_at_the_costs() -> None:
     assert len(asked) < 200
     assert 0.999 < costs(found)[0] <= 1
     assert torch.equal(found, select_units(score, groups, torch.ones(units), costs, settings=alike))
+
+
+@pytest.mark.parametrize("round_to", [1, 2])
+def test_classes_keep_equally_many_units(round_to: int) -> None:
+    """Of the importance that equal numbers of units can keep, at least 75%."""
+    groups = groups_of(4, 4, 2)
+
+    def is_uniform(mask: Tensor) -> bool:
+        widths = [int(mask[group.slice].sum()) for group in groups]
+        return widths[0] == widths[1] and all(width % round_to == 0 for width in widths)
+
+    every = [mask for mask in masks(groups) if is_uniform(mask)]
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        score = torch.rand(10, generator=generator, dtype=torch.float64)
+        is_open = (torch.rand(10, generator=generator) < 0.9).double()
+        costs = chain(groups, (3, 2), [18 + 20 * torch.rand(1, generator=generator).item()])
+        classes = [("g0", "g1")]
+        found = select_units(score, groups, is_open, costs, round_to=round_to, classes=classes)
+        assert is_uniform(found)
+        assert fits(costs, found)
+        best = max((score @ mask).item() for mask in every if fits(costs, mask))
+        assert score @ found >= 0.75 * best

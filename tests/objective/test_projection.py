@@ -348,3 +348,38 @@ def test_anything_that_projects_is_a_budget() -> None:
     gated = hc.attach_gates(dense(), torch.randn(3, 4))
     small = hc.compact(gated, budget=FirstUnits())
     assert (small[0].out_features, small[2].out_features) == (2, 2)
+
+
+@pytest.mark.parametrize("by", ["gates", "importance"])
+def test_uniform_budgets(by: str) -> None:
+    """The same layers keep equally many units, in training and in the small model."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2)]
+    gated, x = hc.attach_gates(nn.Sequential(*layers), torch.randn(2, 8)), torch.randn(64, 8)
+    budget = hc.Budget(gated, macs=0.5, steps=20, by=by, uniform=True)
+    optimizer = torch.optim.Adam(gated.parameters(), lr=0.1)
+    for _ in range(20):
+        loss = (gated(x) - x[:, :2]).square().mean() + budget()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        budget.step()
+        if by == "importance":
+            first, second = (gated.gates.is_open()[group.slice].sum() for group in gated.groups)
+            assert first == second
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hc.HardConcreteWarning)  # so few steps end above the budget
+        small = hc.compact(gated, budget=budget)
+    first, second = (len(kept.kept) for kept in hc.CompactionPlan.of(small).groups.values())
+    assert first == second < 12
+
+
+def test_uniform_without_a_budget() -> None:
+    """Units open until the widths are equal."""
+    gated = hc.attach_gates(
+        nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)), torch.randn(2, 3)
+    )
+    with torch.no_grad():
+        gated.gates.log_alpha.copy_(torch.tensor([9.0] * 2 + [-9.0] * 4 + [9.0] * 4 + [-9.0] * 2))
+    small = hc.compact(gated, uniform=True)
+    assert (small[0].out_features, small[1].out_features) == (4, 4)  # type: ignore[index]

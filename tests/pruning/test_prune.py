@@ -375,3 +375,18 @@ def test_heads_leave_while_a_model_trains() -> None:
     small = hc.compact(gated)
     assert hc.count(small, torch.zeros(2, 7, 6)).macs == gated.delivered("macs")
     torch.testing.assert_close(small.eval()(x), gated.eval()(x))
+
+
+def test_uniform_layers() -> None:
+    """Both layers keep equally many units, and the limit holds."""
+    torch.manual_seed(0)
+    layers = (part for _ in range(3) for part in (nn.Linear(16, 16), nn.ReLU()))
+    model, x = nn.Sequential(nn.Linear(8, 16), *layers, nn.Linear(16, 2)), torch.randn(64, 8)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return (model(x) - x[:, :2]).square().mean()
+
+    small = hc.prune(model, x[:1], x.split(16), loss, macs=0.5, uniform=True, progress=False)
+    widths = {len(kept.kept) for kept in hc.CompactionPlan.of(small).groups.values()}
+    assert len(widths) == 1
+    assert 0.4 < hc.count(small, x[:1]).macs / hc.count(model, x[:1]).macs <= 0.5

@@ -134,7 +134,7 @@ def test_refused(model: nn.Sequential) -> None:
         curve(model, [])
     with pytest.raises(ArgumentError, match="pareto needs fractions"):
         curve(model, 0.5)
-    with pytest.raises(ArgumentError, match="'half' is no fraction of the dense multiply-adds"):
+    with pytest.raises(ArgumentError, match="'half' is no fraction of the dense cost"):
         curve(model, ["half"])
     with pytest.raises(ArgumentError, match="repeats=1 must be 0, or at least 2"):
         curve(model, [0.5], repeats=1)

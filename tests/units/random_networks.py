@@ -269,6 +269,18 @@ def weight_normed(s: Script, x: Value, out: int) -> Value:
     return s.put(f"{layer}({x})", x.wide(out))
 
 
+@contraction(0.8, *FLAT)
+def experts(s: Script, x: Value, out: int) -> Value:
+    """Data choose two of three matrices for each row."""
+    router = s.own("router", f"nn.Linear({x.channels}, 3)")
+    scale = round((3 * x.channels) ** -0.5, 3)
+    weight = f"nn.Parameter({scale} * torch.randn(3, {out}, {x.channels}))"
+    matrices = s.own("experts", weight)
+    chosen = f"{matrices}[{router}({x}).topk(2).indices]"
+    letters = "btc,btkoc->btko" if x.kind == SEQUENCE else "bc,bkoc->bko"
+    return s.put(f'torch.einsum("{letters}", {x}, {chosen}).sum({x.axis})', x.wide(out))
+
+
 # Operations that only carry what a contraction made.
 
 POINTWISE = (
@@ -599,7 +611,8 @@ def group_norm(s: Script, x: Value) -> Value:
     # Never on a bare input: the backward of torch 2.13 crashes (a segmentation fault) when the
     # norm's parameters need a gradient and its input, laid out channels last, does not.
     x = contract(s, x, s.rng.choice((6, 8, 12)))
-    return s.put(f"{s.own('norm', f'lively(nn.GroupNorm(2, {x.channels}))')}({x})", x.shape)
+    groups = s.rng.choice([g for g in (1, 2, 2, 3, 4) if x.channels % g == 0])
+    return s.put(f"{s.own('norm', f'lively(nn.GroupNorm({groups}, {x.channels}))')}({x})", x.shape)
 
 
 @operation(1, SEQUENCE)

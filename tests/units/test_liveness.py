@@ -12,6 +12,8 @@ from hardconcrete.units.relations import Relations
 from hardconcrete_paper.models import LeNet5
 from tests.compaction.networks import Joined, dense, gap
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*and the model is not smaller for it")
+
 PAPER = ["conv1:out", "conv2:out", "fc1:in", "fc2:in"]
 
 

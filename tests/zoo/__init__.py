@@ -18,13 +18,35 @@ from functools import cache
 import torch
 
 import hardconcrete as hc
-from tests.zoo import attention, convolutional, dense, joined, odd, raw, residual, sequence
+from tests.zoo import (
+    attention,
+    convolutional,
+    dense,
+    experts,
+    joined,
+    odd,
+    raw,
+    residual,
+    sequence,
+    statistics,
+)
 from tests.zoo.entry import Entry, varied
 from tests.zoo.odd import REFUSED
 
 __all__ = ["GATED", "REFUSED", "ZOO", "Entry", "gated_network"]
 
-FAMILIES = (dense, convolutional, residual, joined, sequence, attention, raw, odd)
+FAMILIES = (
+    dense,
+    statistics,
+    convolutional,
+    residual,
+    joined,
+    sequence,
+    attention,
+    experts,
+    raw,
+    odd,
+)
 ZOO: tuple[Entry, ...] = tuple(varied(entry) for family in FAMILIES for entry in family.ENTRIES)
 
 GATED = tuple(entry for entry in ZOO if entry.groups)

@@ -142,7 +142,7 @@ def instance_norm() -> nn.Module:
 
 
 def group_norm() -> nn.Module:
-    """Statistics are taken over 4 maps together, so these are fixed."""
+    """Statistics are taken over 4 maps together, so these go together: 3 units."""
     return nn.Sequential(
         nn.Conv2d(3, 12, 3),
         nn.GroupNorm(3, 12),
@@ -359,7 +359,7 @@ ENTRIES = (
     Entry("adaptive_pooling", adaptive_pooling, IMAGE, {"0": 9, "2": 7}),
     Entry("channel_prelu", channel_prelu, IMAGE, {"0": 9, "2": 7}),
     Entry("instance_norm", instance_norm, IMAGE, {"0": 9, "3": 7}),
-    Entry("group_norm", group_norm, IMAGE, {"3": 10}, ("group_norm",)),
+    Entry("group_norm", group_norm, IMAGE, {"0": 3, "3": 10}),
     Entry("decoder", Decoder, tensors((5,)), {"fc": 8, "up1": 6}),
     Entry("grouped_transposed", grouped_transposed, IMAGE, {"0": 4, "2": 6}),
     Entry("depthwise_separable", DepthwiseSeparable, IMAGE, {"conv": 10, "point": 7}),

@@ -9,7 +9,7 @@ from hardconcrete.compaction.graph_form import cut_graph
 from hardconcrete.compaction.module_form import cut_copy
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.class_swap import is_swapped
-from hardconcrete.graph.trace import as_args
+from hardconcrete.graph.example_inputs import as_inputs
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
@@ -26,9 +26,9 @@ def apply_plan(
     refuse_another_architecture(plan, model)
     if plan.form != "graph":
         return cut_copy(plan, model)
-    if example_inputs is None:
+    if example_inputs is None and kwargs is None:
         raise ArgumentError(
             "this plan is in graph form: the dense model is traced again, so example_inputs are "
             "needed"
         )
-    return cut_graph(plan, model, (as_args(example_inputs), dict(kwargs or {})))
+    return cut_graph(plan, model, as_inputs(example_inputs, kwargs))

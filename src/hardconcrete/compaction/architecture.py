@@ -2,23 +2,17 @@
 
 import hashlib
 from math import prod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
-from hardconcrete.graph.propagate import named_tensors
+from hardconcrete.units.configuration import Shapes, shapes_of
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    """The shape of every parameter and buffer, under each of its names."""
-    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 def classes_of(model: nn.Module) -> str:
@@ -56,12 +50,20 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             "the plan is for another architecture: modules here are of other classes than in the "
             "plan"
         )
-    paths = dict(model.named_modules(remove_duplicate=False)).keys()
     for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
-        if path not in paths:
+        if path and not _has(model, path):
             raise CompactionError(
                 f"the plan is for another architecture: here is no module {path!r}"
             )
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    """Whether a module is there, or a configuration of one."""
+    try:
+        attrgetter(path)(model)
+    except AttributeError:
+        return False
+    return True
 
 
 def _shape_in_words(shapes: Shapes, name: str) -> str:

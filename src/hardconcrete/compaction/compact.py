@@ -1,6 +1,5 @@
 """Compaction: plan, apply, verify."""
 
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -10,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.compaction.caller_selection import let_caller_select
+from hardconcrete.compaction.configuration import module_rebuilt
+from hardconcrete.compaction.configuration_search import plans_with_numbers
+from hardconcrete.compaction.idle_sites import warn_of_idle_sites
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
@@ -18,8 +20,10 @@ from hardconcrete.compaction.size_attributes import size_guesses
 from hardconcrete.compaction.verify import difference, first_difference, in_one_line
 from hardconcrete.errors import ArgumentError, CompactionError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, plain_copy
+from hardconcrete.graph.model_state import detached_copy
 from hardconcrete.importance.batches import Loss
 from hardconcrete.objective.projection import NOT_OF_THIS_MODEL, MaskSource, Projection, project
+from hardconcrete.units.uniform import uniform_classes
 
 Form = Literal["auto", "module", "graph"]
 
@@ -35,6 +39,7 @@ def compact(
     kept_inputs_only: bool = False,
     budget: MaskSource | None = None,
     round_to: int = 1,
+    uniform: bool = False,
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
 ) -> nn.Module:
@@ -48,8 +53,8 @@ def compact(
 
     Args:
         model: what ``attach_gates`` returned, or any module that ``find_groups`` can trace.
-        example_inputs: for a plain model, a tensor or a tuple of positional inputs that the model
-            can be called with. Leave it out for a gated model.
+        example_inputs: for a plain model, a tensor, a tuple of positional inputs, or a mapping of
+            keyword inputs that the model can be called with. Leave it out for a gated model.
         kwargs: keyword inputs of the same call.
         keep: which units stay, by name of the group (see ``find_groups`` or ``gated.groups``). The
             units are a mask of bools, or the indices of those that stay. Groups that you do not
@@ -72,6 +77,9 @@ def compact(
         round_to: widths are multiples of this, as far as a group has as many units: units open
             until their block is full. A group that is closed altogether keeps one block. Named
             sites can gate a unit at several places; then widths may differ.
+        uniform: the same groups of all layers keep equally many units, so that one number in a
+            configuration describes them. Groups are the same if their names differ only in numbers
+            and they have equally many units. Without a budget, units open until widths are equal.
         batches: your batches. With them, units are chosen by importance for the budget or for
             ``round_to``, and the weights that stay are re-fitted to what ``gated.eval()`` computes
             (see ``prune``). Without them the gates decide.
@@ -91,7 +99,7 @@ def compact(
     """
     _check_model(model, example_inputs, kwargs, keep)
     _check_numbers(form, min_units, round_to)
-    _check_mask_source(keep, budget, round_to, min_units, batches, loss)
+    _check_mask_source(keep, budget, round_to != 1 or uniform, min_units, batches, loss)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
             gated = model
@@ -101,9 +109,12 @@ def compact(
         if keep is not None:
             mask = Projection(gated, values_of(gated, keep, min_units), min_units)
         elif budget is not None:
-            mask = budget.project(gated, round_to=round_to, batches=batches, loss=loss)
-        elif round_to != 1:
-            mask = project(gated, round_to=round_to, batches=batches, loss=loss)
+            mask = budget.project(
+                gated, round_to=round_to, uniform=uniform, batches=batches, loss=loss
+            )
+        elif round_to != 1 or uniform:
+            classes = uniform_classes(gated.groups, gated.model) if uniform else ()
+            mask = project(gated, round_to=round_to, classes=classes, batches=batches, loss=loss)
         else:
             mask = Projection(gated, gated.gates.readout().detach(), min_units)
         small = cut_and_verify(mask.gated, mask.values, form=form, min_units=mask.min_units)
@@ -123,10 +134,9 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
             f"compact takes what attach_gates returned, not a {type(model).__name__}; for a plain "
             "model pass example inputs and a mask, compact(model, x, keep={'conv1': [0, 2, 3]})"
         )
-    elif example_inputs is None:
+    elif example_inputs is None and kwargs is None:
         raise ArgumentError(
-            "compact traces a plain model and verifies the small one: pass example_inputs, or () "
-            "with kwargs"
+            "compact traces a plain model and verifies the small one: pass example_inputs or kwargs"
         )
 
 
@@ -140,17 +150,19 @@ def _check_numbers(form: object, min_units: int, round_to: object) -> None:
 
 
 def _check_mask_source(
-    keep: object, budget: object, round_to: int, min_units: int, batches: object, loss: object
+    keep: object, budget: object, widths: bool, min_units: int, batches: object, loss: object
 ) -> None:
     """Refuse arguments that say in two ways which units stay."""
-    projects = budget is not None or round_to != 1
+    projects = budget is not None or widths
     if keep is not None and (projects or batches is not None or loss is not None):
         raise ArgumentError(
-            "keep names the units that stay: leave out budget, round_to, batches and loss, which "
-            "choose units themselves"
+            "keep names the units that stay: leave out budget, round_to, uniform, batches and "
+            "loss, which choose units themselves"
         )
     if projects and min_units != 1:
-        raise ArgumentError("with a budget or round_to each group keeps a block: leave min_units=1")
+        raise ArgumentError(
+            "with a budget, round_to or uniform each group keeps a block: leave min_units=1"
+        )
     if (batches is None) != (loss is None):
         raise ArgumentError(
             "batches and loss belong together: with both, units are closed by their importance; "
@@ -165,14 +177,16 @@ def cut_and_verify(
 ) -> nn.Module:
     """A plain, smaller model with the outputs of the gated one for these values of its gates."""
     dense = dense_model(gated)
-    plain = plain_copy(dense)
-    plan = make_plan(dense, plain, min_units=min_units, values=dense_values(gated, values))
-    reference = copy.deepcopy(gated)
+    plain = plain_copy(dense, shared=dense.parameters())
+    of_dense = dense_values(gated, values)
+    plan = make_plan(dense, plain, min_units=min_units, may_empty=True, values=of_dense)
+    reference: Any = detached_copy(gated, gated.parameters())
     failures = []
     with reference.gates.holding(None, values):
         for candidate in _candidates(plan, plain, form):
             small, failure = _attempt(candidate, plain, reference.model, gated.example)
             if small is not None:
+                warn_of_idle_sites(dense, of_dense, plan, dense.analyze(plain), stacklevel=4)
                 return small
             failures.append(f"as {candidate.form}: {failure}")
     hint = ". Ask for form='auto' to allow the graph form" if form == "module" else ""
@@ -189,7 +203,8 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
                 f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
                 "checkpoint"
             )
-    if not may_be_closed and not gated.gates.readout().any():
+    keeps_one = any(group.keeps_one for group in gated.groups)
+    if keeps_one and not may_be_closed and not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,
@@ -198,13 +213,15 @@ def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
 
 
 def _candidates(plan: CompactionPlan, plain: nn.Module, form: Form) -> Iterator[CompactionPlan]:
-    """The plan as a module, with new values of attributes, and as a graph."""
+    """The plan as a module, with new values of attributes, and as a graph for any size or one."""
     if form != "graph":
-        yield replace(plan, form="module")
+        plans, first = plans_with_numbers(replace(plan, form="module"), plain)
+        yield from plans
         for guess in size_guesses(plan, plain):
-            yield replace(plan, form="module", attributes={**plan.attributes, **guess})
+            yield replace(first, attributes={**first.attributes, **guess})
     if form != "module":
         yield replace(plan, form="graph")
+        yield replace(plan, form="graph", fixed_sizes=True)
 
 
 def _attempt(
@@ -213,10 +230,21 @@ def _attempt(
     """A small model if its outputs are the same; else the reason."""
     try:
         small = plan.apply(plain, *example)
-        gap = difference(reference, small, example)
+        gap = max(
+            difference(reference, each, example) for each in (small, *_built_again(plan, small))
+        )
     except Exception as error:  # a forward may fail in any way
         return None, in_one_line(error)
     if gap <= 1:
         return small, ""
     where = first_difference(reference, small, example)
     return None, f"its outputs differ by {gap:.3g} times what is tolerated ({where})"
+
+
+def _built_again(plan: CompactionPlan, small: nn.Module) -> Iterator[nn.Module]:
+    """The small model, each module built by its class from a configuration that describes it."""
+    for path, configuration in plan.configurations.items():
+        if configuration.is_complete:
+            module_path, _, attribute = path.rpartition(".")
+            with module_rebuilt(small, module_path, attribute) as model:
+                yield model

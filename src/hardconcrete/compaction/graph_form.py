@@ -1,6 +1,5 @@
 """The graph form: the traced graph, with its sizes computed again for the kept units."""
 
-import copy
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -8,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from hardconcrete.compaction.input_sizes import refuse_other_sizes_in
 from hardconcrete.compaction.kept_sizes import kept_indices, size_after_cuts
-from hardconcrete.compaction.module_form import fold
+from hardconcrete.compaction.module_form import copied_for_cuts, fold
 from hardconcrete.errors import CompactionError
 from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.graph.propagate import (
@@ -20,7 +20,7 @@ from hardconcrete.graph.propagate import (
     operator_name,
     propagate,
 )
-from hardconcrete.graph.trace import trace
+from hardconcrete.graph.trace import Sizes, trace
 from hardconcrete.graph.values import Value
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import Relations
@@ -41,7 +41,9 @@ class _Specs:
 
 
 class CompactedGraph(nn.Module):
-    """A traced model with smaller tensors under their old names, for any batch size.
+    """A traced model with smaller tensors under their old names, for any batch size and length.
+
+    A size that is a constant in the graph is checked: inputs of another one are refused.
 
     ``train()`` and ``eval()`` apply to the model as a whole: a layer cannot stay in evaluation mode
     inside a model in training. Save it with ``hc.save``; it cannot be pickled.
@@ -97,13 +99,19 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 def cut_graph(plan: "CompactionPlan", model: nn.Module, example: ExampleInputs) -> nn.Module:
     """The graph of a dense model, cut and scaled."""
-    dense = copy.deepcopy(model)
+    with copied_for_cuts(model) as dense:
+        return _cut_graph(plan, dense, example)
+
+
+def _cut_graph(plan: "CompactionPlan", dense: nn.Module, example: ExampleInputs) -> nn.Module:
+    """The graph of a model. Its parameters become the cut ones."""
     small = CompactedGraph(dense)
     named = {*named_tensors(small), *(f"{path}.kept_inputs" for path in plan.selections)}
-    graphs = {False: trace(dense, *example, any_batch=True)}
+    sizes: Sizes = "any batch" if plan.fixed_sizes else "any"
+    graphs = {False: trace(dense, *example, sizes=sizes)}
     read = _rewrite(plan, dense, graphs[False], small)
     try:
-        graphs[True] = trace(dense, *example, training=True, any_batch=True)
+        graphs[True] = trace(dense, *example, training=True, sizes=sizes)
         _rewrite(plan, dense, graphs[True], small, read)
     except Exception:  # without a graph in training mode, this one is for inference
         graphs.pop(True, None)
@@ -228,6 +236,7 @@ class _Rewriter:
                 self._refuse_cuts_inside(node)
             self._rewrite(node, name)
         self._select_inputs()
+        refuse_other_sizes_in(self.graph)
         self.graph.graph.lint()
         self.graph.recompile()
 
@@ -246,6 +255,14 @@ class _Rewriter:
             self._pad(node)
         elif name.startswith("conv") or name == "_convolution":
             self._groups(node)
+            self._empty_conv(node)
+        elif name == "group_norm":
+            result = self._value(node)
+            after = size_after_cuts(self.liveness, result, 1)
+            put(node, "num_groups", get(node, "num_groups") * after // result.shape[1])
+        elif name in NORMS and not size_after_cuts(self.liveness, self._value(node), 1):
+            node.replace_all_uses_with(get(node, "input"))
+            self.graph.graph.erase_node(node)
 
     def _refuse_cuts_inside(self, node: fx.Node) -> None:
         """An inner graph stays as it is, so nothing in it may have lost units."""
@@ -272,6 +289,10 @@ class _Rewriter:
     def _value(self, node: fx.Node) -> Value:
         return self.found.values[node]  # type: ignore[no-any-return]
 
+    def _loses(self, node: fx.Node, dim: int) -> bool:
+        """Whether a dimension loses indices. Other dimensions may have symbolic sizes."""
+        return not kept_indices(self.liveness, self._value(node), dim).all()
+
     def _sizes(self, node: fx.Node, argument: str) -> None:
         """Replace the constants in the shape of a result."""
         result = self._value(node)
@@ -285,7 +306,23 @@ class _Rewriter:
                 new.append(self._fraction(node, size, after, result.shape[first + k]))
             else:
                 new.append(size if size == -1 else after)
+        if 0 in new and new[0] == -1:
+            new[0] = self._leading_size(node, result.shape[0])
         put(node, argument, new)
+
+    def _leading_size(self, user: fx.Node, wanted: int) -> Any:
+        """The product of leading sizes of what is reshaped: -1 is ambiguous without entries."""
+        source: Any = get(user, "self")
+        count, shape = 1, self._value(source).shape
+        with self.graph.graph.inserting_before(user):
+            size: Any = 1
+            for dim, before in enumerate(shape):
+                if count == wanted:
+                    break
+                count *= before
+                each = self.graph.graph.call_function(torch.ops.aten.sym_size.int, (source, dim))
+                size = self.graph.graph.call_function(operator.mul, (size, each))
+        return size if count == wanted else -1
 
     def _fraction(self, user: fx.Node, size: fx.Node, after: int, before: int) -> fx.Node:
         """A size that is a multiple of the batch, such as batch times heads, after the cuts."""
@@ -301,6 +338,8 @@ class _Rewriter:
         source: Any = get(node, "self")
         rank = len(self._value(source).shape)
         dim = get(node, "dim") % rank
+        if not self._loses(source, dim):
+            return
         sizes = [size_after_cuts(self.liveness, piece, dim) for piece in pieces]
         node.target = torch.ops.aten.split_with_sizes.default
         node.args, node.kwargs = (source, sizes, dim), {}
@@ -309,7 +348,7 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
-        if not value.components_along(dim):
+        if not self._loses(source, dim):
             return
         size, start = value.shape[dim], get(node, "start") or 0
         if name == "narrow":
@@ -339,6 +378,8 @@ class _Rewriter:
         source: Any = get(node, "self")
         value = self._value(source)
         dim = get(node, "dim") % len(value.shape)
+        if not self._loses(source, dim):
+            return
         kept = kept_indices(self.liveness, value, dim)
         index = get(node, "index") % value.shape[dim]
         put(node, "index", int(kept[:index].sum()))
@@ -348,7 +389,7 @@ class _Rewriter:
         pads = list(get(node, "pad"))
         for k in range(0, len(pads), 2):
             dim = len(result.shape) - 1 - k // 2
-            if result.components_along(dim):
+            if self._loses(node, dim):
                 kept = kept_indices(self.liveness, result, dim)
                 pads[k], pads[k + 1] = (
                     int(kept[: pads[k]].sum()),
@@ -364,6 +405,27 @@ class _Rewriter:
         channel = len(value.shape) - len(weight.shape) + 1
         if groups > 1 and groups == value.shape[channel]:
             put(node, "groups", size_after_cuts(self.liveness, value, channel))
+
+    def _empty_conv(self, node: fx.Node) -> None:
+        """Replace a convolution without maps, which torch refuses, by its bias everywhere."""
+        weight, result = self._value(get(node, "weight")), self._value(node)
+        after = [size_after_cuts(self.liveness, weight, dim) for dim in (0, 1)]
+        channel = len(result.shape) - len(weight.shape) + 1
+        if all(after) or channel != 1:
+            return
+        source, bias = get(node, "input"), get(node, "bias")
+        sizes: list[Any] = [size_after_cuts(self.liveness, result, 1), *result.shape[2:]]
+        aten, graph = torch.ops.aten, self.graph.graph
+        with graph.inserting_before(node):
+            batch = graph.call_function(aten.sym_size.int, (source, 0))
+            made = graph.call_function(aten.new_zeros.default, (source, [batch, *sizes]))
+            if bias is not None:
+                shape = [sizes[0], *[1] * (len(weight.shape) - 2)]
+                along = graph.call_function(aten.view.default, (bias, shape))
+                made = graph.call_function(aten.add.Tensor, (made, along))
+        self.found.values[made] = result
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
 
     def _select_inputs(self) -> None:
         """Let layers read some of their inputs only."""
@@ -392,6 +454,9 @@ SIZED = {
     "unflatten": "sizes",
 }  # fmt: skip
 """Operators with the shape of their result among their arguments, and the name of that one."""
+
+NORMS = ("batch_norm", "instance_norm")
+"""Norms with separate statistics for each channel, which torch refuses without channels."""
 
 SPLITS = (
     "split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk",

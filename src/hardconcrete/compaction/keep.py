@@ -19,9 +19,12 @@ Keep = Mapping[str, Any]
 def gated_copy(
     model: nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> GatedModel:
-    """A copy of a plain model, with an open gate on every unit that can be removed."""
+    """A copy of a plain model, with an open gate on every unit that can be removed.
+
+    It shares the parameters.
+    """
     with random_state_kept():
-        return attach_gates(detached_copy(model), example_inputs, kwargs)
+        return attach_gates(detached_copy(model, model.parameters()), example_inputs, kwargs)
 
 
 def values_of(gated: GatedModel, keep: Keep, min_units: int) -> Tensor:

@@ -1,7 +1,8 @@
 """The module form: your own classes with smaller tensors, and attributes that match them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hardconcrete.compaction.attention_heads import keep_padding, set_heads
+from hardconcrete.compaction.configuration import refuse_files, set_numbers
 from hardconcrete.compaction.empty_layers import allow_empty
 from hardconcrete.compaction.input_selection import select_inputs
 from hardconcrete.graph.model_state import in_mode
@@ -30,9 +32,24 @@ def cut_out(tensor: Tensor, dim: int, kept: Tensor) -> None:
 
 def cut_copy(plan: "CompactionPlan", model: nn.Module) -> nn.Module:
     """A copy of a dense model, cut and scaled."""
-    small = copy.deepcopy(model)
-    cut_module(plan, small)
+    with copied_for_cuts(model) as small:
+        cut_module(plan, small)
     return small
+
+
+@contextmanager
+def copied_for_cuts(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy of a model that is about to be cut. What was not cut is copied at the end.
+
+    So there is never a second model of the dense size.
+    """
+    parameters = [*model.parameters()]
+    copies: list[Any] = [type(each)(each.data, each.requires_grad) for each in parameters]
+    pairs = [*zip(parameters, copies, strict=True)]
+    yield copy.deepcopy(model, {id(before): after for before, after in pairs})
+    for before, after in pairs:
+        if after.untyped_storage()._cdata == before.untyped_storage()._cdata:
+            after.data = after.data.clone()
 
 
 def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
@@ -46,10 +63,23 @@ def cut_module(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) 
         for module in before:
             keep_padding(module)
     for name, size in plan.attributes.items():
-        path, _, attribute = name.rpartition(".")
-        model.get_submodule(path).__dict__[attribute] = size
+        _set_attribute(model, name, size)
+    set_numbers(plan, model)
+    refuse_files(plan, model)
     for path, kept in plan.selections.items():
         select_inputs(model.get_submodule(path), kept)
+
+
+def _set_attribute(model: nn.Module, name: str, size: int) -> None:
+    """Set an integer of a module, or of its configuration, which then becomes its own."""
+    path, _, attribute = name.rpartition(".")
+    holder: Any = model
+    for part in path.split(".") if path else ():
+        inner = getattr(holder, part)
+        if not isinstance(inner, nn.Module):
+            inner = vars(holder)[part] = copy.copy(inner)
+        holder = inner
+    vars(holder)[attribute] = size
 
 
 def fold(plan: "CompactionPlan", model: nn.Module, cut: Cutter = cut_out) -> None:
@@ -111,6 +141,13 @@ def _norm(module: Any, _: tuple[int, ...]) -> None:
         module.num_features = len(per_channel)
 
 
+def _group_norm(module: Any, _: tuple[int, ...]) -> None:
+    if module.weight is not None:  # whole groups go, and the others keep their width
+        per_group = module.num_channels // module.num_groups
+        module.num_channels = len(module.weight)
+        module.num_groups = module.num_channels // per_group
+
+
 def _prelu(module: Any, _: tuple[int, ...]) -> None:
     module.num_parameters = len(module.weight)
 
@@ -127,6 +164,7 @@ ADAPTERS: list[tuple[type[nn.Module], Callable[[Any, tuple[int, ...]], None]]] =
     (nn.Linear, _linear),
     (_ConvNd, _conv),
     (_NormBase, _norm),
+    (nn.GroupNorm, _group_norm),
     (nn.PReLU, _prelu),
     (nn.Embedding, _embedding),
     (nn.EmbeddingBag, _embedding),

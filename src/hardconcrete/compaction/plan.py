@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from hardconcrete.compaction.apply import apply_plan
-from hardconcrete.compaction.architecture import classes_of, shapes_of
+from hardconcrete.compaction.architecture import classes_of
+from hardconcrete.compaction.configuration import Configuration
 from hardconcrete.errors import ArgumentError
+from hardconcrete.units.configuration import shapes_of
 
 KEY = "_hardconcrete_plan"
 """The name of a compacted model's plan in its ``__dict__``, where torch does not look."""
@@ -76,6 +78,10 @@ class CompactionPlan:
         kept_inputs: for each module whose inputs the caller selects, the indices among the
             flattened features of the model's input.
         modules: a digest of the classes of all modules of the dense model.
+        fixed_sizes: whether the graph form takes the sizes of the example inputs only, at any batch
+            size.
+        configurations: the new numbers of each object that a module is built from, such as
+            ``"config"``.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -100,9 +106,11 @@ class CompactionPlan:
     inputs: Any = None
     kept_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     modules: str = ""
+    fixed_sizes: bool = False
+    configurations: Mapping[str, Configuration] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.model}, as {self.form}"]
+        lines = [f"{self.model}, as {self.form}{' for one size' if self.fixed_sizes else ''}"]
         lines += [f"{name}: {len(kept.kept)} of {kept.units}" for name, kept in self.groups.items()]
         lines += [f"{name}: selects {len(kept)} inputs" for name, kept in self.selections.items()]
         lines += [
@@ -142,6 +150,11 @@ class CompactionPlan:
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
             content.get("modules", ""),
+            content.get("fixed_sizes", False),
+            {
+                path: Configuration(c["numbers"], tuple(c["not_described"]))
+                for path, c in content.get("configurations", {}).items()
+            },
         )
 
     @staticmethod
@@ -172,6 +185,7 @@ class CompactionPlan:
             cuts=tuple(cuts.values()),
             scales=(*first.scales, *(_spread(scale, earlier) for scale in self.scales)),
             attributes={**first.attributes, **self.attributes},
+            configurations=_joined_configurations(first.configurations, self.configurations),
             modules=first.modules,
         )
 
@@ -232,6 +246,17 @@ def _joined_groups(
         before = first.get(name)
         if before is not None and len(before.kept) == now.units:
             joined[name] = KeptUnits(before.units, tuple(before.kept[k] for k in now.kept))
+    return joined
+
+
+def _joined_configurations(
+    first: Mapping[str, Configuration], second: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """The numbers of both plans. The second says whether they are complete."""
+    joined = {**first, **second}
+    for path in first.keys() & second.keys():
+        numbers = {**first[path].numbers, **second[path].numbers}
+        joined[path] = replace(second[path], numbers=numbers)
     return joined
 
 

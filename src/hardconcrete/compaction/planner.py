@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.kept_sizes import size_after_cuts
 from hardconcrete.compaction.plan import CompactionPlan, Cut, KeptUnits, Scale
+from hardconcrete.errors import CompactionError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.folding import gate_masks
 from hardconcrete.graph.propagate import first_names, module_path, operator_name
@@ -17,7 +18,15 @@ from hardconcrete.units.axis import Place
 from hardconcrete.units.liveness import Liveness
 from hardconcrete.units.relations import selecting_layers
 
-NORMS = ("batch_norm", "instance_norm")
+NORMS = {
+    "batch_norm": "num_features",
+    "instance_norm": "num_features",
+    "group_norm": "num_channels",
+}
+"""Norms per channel or group, and the attribute of torch's modules that has their channels."""
+
+DIVIDES = ("_weight_norm", "_weight_norm_interface", "group_norm")
+"""Operators in which torch divides by the number of entries, and ends the process if it is 0."""
 
 
 def make_plan(
@@ -25,6 +34,7 @@ def make_plan(
     plain: nn.Module,
     *,
     min_units: int = 1,
+    may_empty: bool = False,
     values: Tensor | None = None,
 ) -> CompactionPlan:
     """The plan that keeps the units which the gates leave alive.
@@ -33,12 +43,17 @@ def make_plan(
         gated: the model with its gates.
         plain: a copy of it without gates.
         min_units: how many units each group keeps at least.
+        may_empty: whether the groups that may lose all units keep none of them.
         values: of the gates, in place of their readout.
     """
     args, kwargs = gated.example
     analysis = gated.analyze(plain)
     gates = (gated.gates.readout() if values is None else values).detach().cpu()
-    liveness, reads = _settled(gated, plain, analysis, gates, min_units)
+    least = {
+        name: 0 if may_empty and name in _may_empty(gated) else min_units for name in analysis.names
+    }
+    liveness, reads = _settled(gated, plain, analysis, gates, least)
+    _refuse_empty_norms(liveness)
     selections, unread = _selections(liveness, plain, reads)
     return CompactionPlan(
         model=type(plain).__name__,
@@ -52,8 +67,26 @@ def make_plan(
     )
 
 
+def _refuse_empty_norms(liveness: Liveness) -> None:
+    """Refuse some norms without entries, in which torch divides by zero."""
+    for node, result in liveness.labelled.values.items():
+        if node.op != "call_function" or operator_name(node.target) not in DIVIDES:
+            continue
+        value = result[0] if isinstance(result, list) else result
+        if not all(size_after_cuts(liveness, value, dim) for dim in range(len(value.shape))):
+            path = module_path(node).partition(".parametrizations")[0]
+            raise CompactionError(
+                f"{path}: torch cannot normalise a tensor without entries; keep a unit of each "
+                "group that it reads or makes (min_units=1)"
+            )
+
+
+def _may_empty(gated: GatedModel) -> set[str]:
+    return {group.name for group in gated.groups if group.may_empty}
+
+
 def _settled(
-    gated: GatedModel, plain: nn.Module, analysis: Analysis, gates: Tensor, min_units: int
+    gated: GatedModel, plain: nn.Module, analysis: Analysis, gates: Tensor, least: Mapping[str, int]
 ) -> tuple[Liveness, dict[str, Tensor]]:
     """Which units live, and which living inputs each gated layer reads before units are revived."""
     is_open = {name: mask.cpu() != 0 for name, mask in gate_masks(gated, plain, gates).items()}
@@ -65,7 +98,7 @@ def _settled(
         if (name, 1) in liveness.roots
     }
     chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
-    liveness.revive(analysis, min_units, chance)
+    liveness.revive(analysis, least, chance)
     return liveness, reads
 
 
@@ -147,7 +180,10 @@ def _norm_sizes(liveness: Liveness, plain: nn.Module) -> dict[str, int]:
             continue
         path = module_path(node)
         module: Any = plain.get_submodule(path)
-        has_tensors = bool([*module.parameters(), *module.buffers()])
-        if not has_tensors and hasattr(module, "num_features"):
-            sizes[f"{path}.num_features"] = size_after_cuts(liveness, value, 1)
+        name = NORMS[operator_name(node.target)]
+        if not [*module.parameters(), *module.buffers()] and hasattr(module, name):
+            before, after = value.shape[1], size_after_cuts(liveness, value, 1)
+            sizes[f"{path}.{name}"] = after
+            if hasattr(module, "num_groups"):
+                sizes[f"{path}.num_groups"] = module.num_groups * after // before
     return sizes

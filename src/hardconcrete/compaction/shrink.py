@@ -288,7 +288,7 @@ def _planned(gated: GatedModel, kept: Tensor) -> ShrinkHistory:
     Then the plan is made again for the gates that the last one leaves.
     """
     history, dense = ShrinkHistory.of(gated), dense_model(gated)
-    plain = plain_copy(dense)
+    plain = plain_copy(dense, shared=dense.parameters())
     for _ in range(MAX_PLANS):
         values = torch.zeros(history.gate_count, dtype=torch.float32).index_fill(0, kept.cpu(), 1.0)
         plan = make_plan(dense, plain, values=values)
@@ -333,6 +333,6 @@ def _verified(gated: GatedModel, after: ShrinkHistory) -> ShrinkHistory:
 def _variants(after: ShrinkHistory) -> Iterator[ShrinkHistory]:
     """The plan as it is, and with new values of attributes that are sizes."""
     yield after
-    for guess in size_guesses(after.plan, plain_copy(after.dense)):
+    for guess in size_guesses(after.plan, plain_copy(after.dense, shared=after.dense.parameters())):
         attributes = {**after.plan.attributes, **guess}
         yield after.with_plan(replace(after.plan, attributes=attributes))

@@ -79,7 +79,7 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
     """The integers of modules outside torch.nn that have an answer; the first answer counts."""
     found: Attributes = {}
     for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.nn") or is_transposed_linear(module):
+        if is_of_torch(module):
             continue
         integers = {
             name: value
@@ -91,6 +91,11 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
                 if value in answers:
                     found.setdefault(f"{path}.{name}", answers[value])
     return found
+
+
+def is_of_torch(module: nn.Module) -> bool:
+    """Whether a module is a layer whose sizes an adapter sets."""
+    return type(module).__module__.startswith("torch.nn") or is_transposed_linear(module)
 
 
 def _cut_sizes(plan: CompactionPlan, prefix: str) -> Answers:

@@ -26,10 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from hardconcrete.cost.key_values import KeyValues
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode, no_fast_path
 
 aten = torch.ops.aten
+
 
 MACS: dict[Any, Callable[..., int]] = {
     aten.mv: lambda matrix, *_, **__: matrix.numel(),
@@ -98,6 +101,10 @@ class Count:
         uncounted: operators without a known rule that may have multiply-adds; ``macs`` lacks them.
             Pointwise operators, normalisation, pooling, reductions and movement have no
             multiply-adds by convention and are not listed.
+        kv_bytes: bytes of the keys and values of all attention for one token of one example, which
+            a cache holds. Examples lie along dimension 0 of the first input, and each key of a
+            layer is a token. Grouped queries count once per key. 0 without attention that has a
+            softmax; None where keys could not be told from queries.
 
     Example:
         >>> print(Count(431_080, 2_293_000, 1_724_320, 111_488))
@@ -109,15 +116,18 @@ class Count:
     weight_bytes: int
     activation_bytes: int
     uncounted: tuple[str, ...] = ()
+    kv_bytes: int | None = 0
 
     def __str__(self) -> str:
         weights, activations = map(readable_bytes, (self.weight_bytes, self.activation_bytes))
         text = f"{self.params:,} parameters, {self.macs:,} MACs, {weights} of weights, "
         text += f"{activations} of activations"
+        if self.kv_bytes:
+            text += f", {readable_bytes(self.kv_bytes)} of keys and values per token"
         return text + (f"; not counted: {', '.join(self.uncounted)}" if self.uncounted else "")
 
 
-def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Count:
+def count(model: nn.Module, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Count:
     """Count parameters, multiply-adds and bytes of one forward, in evaluation mode.
 
     The model does not change: mode, buffers, hooks and random state stay as they are. Its hooks
@@ -125,7 +135,8 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
 
     Args:
         model: any plain module, on any device, including the meta device.
-        inputs: a tensor, or a tuple of positional inputs. The count is for these.
+        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. The count
+            is for these.
         kwargs: keyword inputs of the same call.
 
     Example:
@@ -136,8 +147,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
         (608, 5400)
     """
     _check(model)
-    args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    keywords = dict(kwargs or {})
+    args, keywords = as_inputs(inputs, kwargs)
     with torch.inference_mode(False):  # it decomposes fewer operators
         tally = _on_meta(model, args, keywords) or _on_itself(model, args, keywords)
     parameters, buffers = list(model.parameters()), list(model.buffers())
@@ -147,6 +157,7 @@ def count(model: nn.Module, inputs: Any, kwargs: Mapping[str, Any] | None = None
         weight_bytes=sum(map(_bytes, chain(parameters, buffers))),
         activation_bytes=tally.activation_bytes,
         uncounted=tuple(tally.uncounted),
+        kv_bytes=tally.key_values.bytes_per_token(_examples(args, keywords)),
     )
 
 
@@ -184,6 +195,7 @@ class _Tally(TorchDispatchMode):
         self.macs = 0
         self.activation_bytes = 0
         self.uncounted: dict[str, None] = {}  # in the order of the forward
+        self.key_values = KeyValues()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,6 +212,7 @@ class _Tally(TorchDispatchMode):
         elif not _without_macs(func):
             self.uncounted[str(operator)] = None
         self.activation_bytes += _new_bytes((args, kwargs), result)
+        self.key_values.follow(func, (args, kwargs), result)
         return result
 
 
@@ -240,11 +253,23 @@ def _contracted(equation: Any, *operands: Any) -> int:
 
 def _is_known(operator: Any, args: Any) -> bool:
     """Whether a formula applies. Formulas are for dense tensors only."""
-    has_formula = operator in MACS or operator in flop_registry
+    has_formula = operator in MACS or operator in flop_registry or _is_grouped(operator)
     return has_formula and all(tensor.layout is torch.strided for tensor in tensors_in(args))
 
 
+def _grouped_macs(left: Tensor, right: Tensor) -> int:
+    """Of rows in groups, each group times its matrix, as experts compute them."""
+    return left.numel() * right.shape[-1] // (len(left) if left.dim() > right.dim() else 1)
+
+
+def _is_grouped(operator: Any) -> bool:
+    """Whether an operator is a product in groups: torch's, or one that stands for it."""
+    return str(operator).rpartition(".")[2].strip("_").startswith("grouped_mm")
+
+
 def _macs(operator: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if _is_grouped(operator):
+        return _grouped_macs(*args[:2])
     if operator in MACS:
         return MACS[operator](*args, **kwargs)
     flops: int = flop_registry[operator](*args, **kwargs, out_val=result)
@@ -319,6 +344,11 @@ def _tally(model: nn.Module, args: Any, kwargs: Any) -> _Tally:
     with torch.random.fork_rng(devices=devices), torch.no_grad(), tally, _Einsums(tally):
         model(*args, **kwargs)
     return tally
+
+
+def _examples(args: Any, kwargs: Any) -> int:
+    """The length of the first tensor; 1 without one."""
+    return next((len(x) for x in tensors_in((args, kwargs)) if x.dim() and len(x)), 1)
 
 
 def _check(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """The size of every axis, as a sum over sets of indices that are kept by formulas of gates."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class IndexSets:
         example: its positional and keyword inputs.
         gates: as ``write_ledger`` takes them.
         analysis: of this model with these inputs, if it is known.
+        may_empty: names of groups that may lose all units.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class IndexSets:
         example: Any,
         gates: Mapping[Place, Tensor],
         analysis: Analysis | None = None,
+        may_empty: Collection[str] = (),
     ) -> None:
         self.model, self.example, self.gates = model, example, gates
         analysis = analyze(model, *example) if analysis is None else analysis
@@ -67,7 +69,8 @@ class IndexSets:
         self.alive = LivenessFormulas(self.relations, gates)
         self.formulas: dict[Formula, int] = {}
         self.rows: dict[Row, int] = {}
-        self.never_empty = len(analysis.units_by_root)
+        kept = [float(name not in may_empty) for name in analysis.units_by_root]
+        self.units_kept = torch.tensor(kept, dtype=torch.float64)
         self.groups = _units_by_group(analysis, self.relations)
         self.group_of = {root: k for k, roots in enumerate(self.groups) for root in roots}
         self.index_sets = [self._index_set(k, roots) for k, roots in enumerate(self.groups)]

@@ -26,8 +26,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-KINDS = ("params", "macs", "weight_bytes")
-"""The kinds of cost, in the order of results; the same as the fields of ``Count``."""
+KINDS = ("params", "macs", "weight_bytes", "kv_bytes")
+"""The kinds of cost, in the order of results; the same as the fields of ``Count``.
+
+A cost of NaN could not be determined."""
 
 MIN_DIVISOR = 1e-30
 """Divisors are at least this, to avoid a division by zero."""

@@ -1,10 +1,10 @@
 """Write the ledger of a model: its formulas, index sets, sizes and terms."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import prod
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from hardconcrete.cost.count import count
 from hardconcrete.cost.index_sets import NO_GROUP, IndexSets, Row
-from hardconcrete.cost.ledger import KINDS, Ledger
+from hardconcrete.cost.key_values import key_values
+from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.liveness_formulas import EACH, Element
 from hardconcrete.cost.ragged import concatenate_tables, pad_rows, repeat_to_width
 from hardconcrete.graph.propagate import first_names, named_tensors
 from hardconcrete.graph.trace import at_least_two_examples
 from hardconcrete.units import Analysis
+from hardconcrete.units.analysis import batch_of
 from hardconcrete.units.axis import Place
 
 INDEX_BYTES = 8
@@ -35,6 +37,7 @@ def write_ledger(
     example: tuple[tuple[Any, ...], dict[str, Any]],
     gates: Mapping[Place, Tensor],
     analysis: Analysis | None = None,
+    may_empty: Collection[str] = (),
 ) -> Ledger:
     """Write the ledger of a model, which gives its cost for any gates.
 
@@ -44,6 +47,7 @@ def write_ledger(
         gates: for each gated axis the number of the gate of each index, or -1; under ``EACH``, for
             a parameter with gates on single weights, the number of the gate of each weight.
         analysis: the analysis of the model for this example, if you have it.
+        may_empty: names of groups that may lose all units. Others keep one.
 
     Example:
         >>> import torch
@@ -52,11 +56,11 @@ def write_ledger(
         >>> example = (torch.zeros(2, 4),), {}
         >>> ledger = write_ledger(torch.nn.Sequential(*layers), example, gates)
         >>> ledger.cost(torch.tensor([1, 0, 1])).tolist()     # layers 4-2-2, two examples
-        [16.0, 24.0, 64.0]
+        [16.0, 24.0, 64.0, 0.0]
         >>> ledger.cost(torch.tensor([0.5, 0.5, 0.5])).tolist()    # if all close, one stays
-        [13.375, 19.5, 53.5]
+        [13.375, 19.5, 53.5, 0.0]
     """
-    return LedgerWriter(model, example, gates, analysis).ledger()
+    return LedgerWriter(model, example, gates, analysis, may_empty).ledger()
 
 
 class LedgerWriter(IndexSets):
@@ -69,9 +73,10 @@ class LedgerWriter(IndexSets):
         dense = count(self.model, *self.example)
         self._add_tensor_terms()
         rest = dense.macs - self._add_contraction_terms(dense.macs)
+        kv_bytes = self._add_key_value_terms(dense.kv_bytes)
         ledger = Ledger(
-            dense=_numbers([[getattr(dense, kind) for kind in KINDS]])[0],
-            constant_cost=_numbers([[0.0, rest, 0.0]])[0],
+            dense=_numbers([[dense.params, dense.macs, dense.weight_bytes, kv_bytes]])[0],
+            constant_cost=_numbers([[0.0, rest, 0.0, kv_bytes - kv_bytes]])[0],
             **self._weight_tables(),
             **self._formula_tables(),
             **self._size_tables(),
@@ -100,12 +105,12 @@ class LedgerWriter(IndexSets):
         for name, tensor in named_tensors(self.model).items():
             if first[name] == name:
                 dims = [d for d in range(tensor.dim()) if (name, d) in self.arriving]
-                entries = tensor.numel() / prod(tensor.shape[d] for d in dims)
+                entries = tensor.numel() / math.prod(tensor.shape[d] for d in dims)
                 params = entries if isinstance(tensor, nn.Parameter) else 0.0
-                prices = params, 0.0, entries * tensor.element_size()
+                prices = params, 0.0, entries * tensor.element_size(), 0.0
                 self._add_terms(prices, [self._kept((name, d)) for d in dims])
         for row in self.selected.values():
-            self.terms.append(((0.0, 0.0, INDEX_BYTES), [("selects", self.rows[row])]))
+            self.terms.append(((0.0, 0.0, INDEX_BYTES, 0.0), [("selects", self.rows[row])]))
 
     def _add_contraction_terms(self, dense: int) -> float:
         """Add terms for the multiply-adds of all contractions, and return how many those are.
@@ -119,7 +124,7 @@ class LedgerWriter(IndexSets):
         for contraction in contractions:
             parts = [self.labelled.state.labels.find(part).flatten() for part in contraction.parts]
             rows = [self._row(part) for part in parts]
-            macs_each = share * contraction.macs / prod(map(len, parts))
+            macs_each = share * contraction.macs / math.prod(map(len, parts))
             for place, row in self._selected_in(contraction.module):
                 roots = self.relations.roots[place]
                 matches = [k for k, part in enumerate(parts) if torch.equal(part, roots)]
@@ -128,8 +133,24 @@ class LedgerWriter(IndexSets):
                 else:  # parts lack an axis whose indices are no units
                     macs_each /= len(roots)
                     rows.append(row)
-            self._add_terms((0.0, macs_each, 0.0), rows)
+            self._add_terms((0.0, macs_each, 0.0, 0.0), rows)
         return share * sum(contraction.macs for contraction in contractions)
+
+    def _add_key_value_terms(self, dense: int | None) -> float:
+        """Add terms for keys and values, and return their bytes per token.
+
+        NaN where they are unclear, or where the trace has others than ``count`` found.
+        """
+        known, labels = key_values(self.labelled)
+        examples = batch_of(self.labelled)
+        if dense is None or known.bytes_per_token(examples) != dense:
+            return math.nan
+        for source, positions in known.found.items():
+            parts = labels[source.tensor].components if source.tensor in labels else ()
+            roots = [self.labelled.state.labels.find(part.labels).flatten() for part in parts]
+            price = source.bytes / (examples * positions) / math.prod(map(len, roots))
+            self._add_terms((0.0, 0.0, 0.0, price), [self._row(each) for each in roots])
+        return dense
 
     def _add_terms(self, prices: tuple[float, ...], rows: Sequence[Row]) -> None:
         """Add a product of sizes, and the covariances of sizes that depend on the same group."""
@@ -270,7 +291,7 @@ class LedgerWriter(IndexSets):
             "fixed_counts": base,
             "set_multiples": multiples,
             "contains_set": (torch.cat([multiples, base[:, None]], 1) > 0).double(),
-            "unit_widths": multiples[arriving, : self.never_empty],
+            "unit_widths": multiples[arriving, : len(self.units_kept)] * self.units_kept,
             "arriving_axes": arriving,
             "group_of_set": torch.tensor([s.group for s in self.index_sets], dtype=torch.int64),
         }

@@ -88,8 +88,10 @@ def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
 def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """Gates of the input, weight and bias times their gates, gates of the output."""
     gates: ModuleGates = getattr(module, KEY)
-    values = gates.values(module, "weight", "bias")
     weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if module.training and gates.bank.can_be_left_out(gates.groups):
+        return None, weight, bias, None
+    values, at_one = gates.values(module, "weight", "bias")
     on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
     inner = gates.inner if on_activations else None
     outer = gates.outer if on_activations else ()
@@ -97,14 +99,18 @@ def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None
         if multiplier is inner or multiplier in outer:
             continue  # gates of the output multiply the bias with it
         if multiplier.parameter == "weight":
-            weight = multiplier.times(weight, gates.bank, values)
+            weight = multiplier.times(weight, gates.bank, values, at_one)
         else:
-            bias = multiplier.times(bias, gates.bank, values)
+            bias = multiplier.times(bias, gates.bank, values, at_one)
+    inner, last = (
+        None if each is None or each.is_one(values, at_one) else each
+        for each in (inner, outer[0] if outer else None)
+    )
     return (
         inner.gates(gates.bank, values) if inner else None,
         weight,
         bias,
-        outer[0].gates(gates.bank, values) if outer else None,
+        last.gates(gates.bank, values) if last else None,
     )
 
 

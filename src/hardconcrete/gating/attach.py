@@ -19,8 +19,8 @@ from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
 from hardconcrete.gating.sites import Site
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode
-from hardconcrete.graph.trace import as_args
 from hardconcrete.sparsifiers import as_sparsifier
 from hardconcrete.units import Group
 
@@ -36,7 +36,7 @@ Sample = Literal["batch", "example"]
 @torch.inference_mode(False)  # gates learn, wherever they were attached
 def attach_gates(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     sites: str | Sequence[Site | str] = "auto",
@@ -47,12 +47,14 @@ def attach_gates(
     sample: Sample = "batch",
     readout: str | None = None,
     keep_mean: bool = False,
+    min_units: int = 1,
 ) -> GatedModel:
     """Put a gate on every unit of a model, in place.
 
     Args:
         model: any module; it stays the same object, with the same parameters.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a
+            dict, a ``BatchEncoding``) that the model can be called with.
         kwargs: keyword inputs of the same call.
         sites: ``"auto"`` finds the units by tracing (see ``find_groups``) and gates the weights
             that read them. Or a list of ``Site``s and shorthands, such as
@@ -72,6 +74,9 @@ def attach_gates(
             the first one of the family, which is ``"paper"`` for the default gates.
         keep_mean: divide the gated weights by E[z]. The mean output under the gates is then that
             of the model before, if it is linear in the weights.
+        min_units: 0 lets groups lose all their units where the model still gets from its inputs to
+            its outputs without them: the inside of a residual block, an attention, one of several
+            towers. ``group.may_empty`` says which. Costs, budgets and ``compact`` follow.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -87,20 +92,21 @@ def attach_gates(
         >>> gated.gates.log_alpha.shape
         torch.Size([7])
     """
-    _check_arguments(model, sample)
-    args = as_args(example_inputs)
-    selected = select_groups(model, args, kwargs, sites, Patterns.of(include, exclude))
+    _check_arguments(model, sample, min_units)
+    args, keywords = as_inputs(example_inputs, kwargs)
+    selected = select_groups(model, args, keywords, sites, Patterns.of(include, exclude))
+    selected = selected.that_may_empty() if min_units == 0 else selected
     bank = _bank(model, selected, droprate, gate, readout)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
         _refuse_without_activation(placed, bank)
-    gated = GatedModel(model, bank, selected, sample, (args, dict(kwargs or {})))
+    gated = GatedModel(model, bank, selected, sample, (args, keywords))
     gated.training = model.training
     try:
         for module, multipliers in placed.items():
             swap(module, ModuleGates(bank, tuple(multipliers)))
-        _probe(gated, args, kwargs or {})
+        _probe(gated, args, keywords)
     except BaseException:
         remove_gates(gated)
         raise
@@ -132,13 +138,15 @@ def remove_gates(gated: GatedModel) -> nn.Module:
     return restore_all(gated.model)
 
 
-def _check_arguments(model: Any, sample: str) -> None:
+def _check_arguments(model: Any, sample: str, min_units: object) -> None:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"attach_gates takes a module, not a {type(model).__name__}")
     if any(is_swapped(module) for module in model.modules()) or isinstance(model, GatedModel):
         raise SiteError("this model has gates already; take them off first: hc.remove_gates(gated)")
     if sample not in ("batch", "example"):
         raise ArgumentError(f"sample={sample!r} is not known; use 'batch' or 'example'")
+    if min_units not in (0, 1):
+        raise ArgumentError(f"min_units={min_units!r}: a group keeps one unit (1), or none (0)")
     _refuse_weights(model)
 
 
@@ -242,7 +250,7 @@ def _divide_by_mean(gated: GatedModel) -> None:
                 if (id(parameter), multiplier.dim) not in done:
                     done.add((id(parameter), multiplier.dim))
                     ones = torch.ones_like(parameter)
-                    parameter.div_(multiplier.times(ones, gated.gates, values))
+                    parameter.div_(multiplier.times(ones, gated.gates, values, frozenset()))
 
 
 def _probe(gated: GatedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hardconcrete.distributions import HardConcrete, Rectified
 from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.gating.budget_mask import BudgetMask
 from hardconcrete.gating.checkpointing import (
     Draws,
     in_backward,
@@ -16,18 +17,13 @@ from hardconcrete.gating.checkpointing import (
     refuse_reentrant,
 )
 from hardconcrete.gating.compilation import check_draw, in_graph
+from hardconcrete.gating.holding import Held, Holding, Values
+from hardconcrete.gating.products import is_transformed
 from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
 from hardconcrete.sparsifiers.hard_concrete import MakeRectified
 
 Gate = MakeRectified | Sparsifier
 """What ``attach_gates(gate=...)`` takes."""
-
-Values = tuple[Tensor, ...]
-"""Values of all gates, one tensor per group."""
-
-Held = tuple[Values | None, Tensor | None, Values | None]
-"""What modules in training see, by group; the same in one tensor, unless compiled code has drawn
-it; what modules in evaluation see."""
 
 HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
@@ -59,7 +55,8 @@ class GateBank(nn.Module):
         held: the values that a call holds now.
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
-            one, training uses gates of 0 and 1: those that the readout opens are 1.
+            one, training uses the gates of ``budget_mask``.
+        budget_mask: the gates with which a budget by importance trains; None without one.
         measuring: whether ``location`` then gets the gradient of the gates. It costs some time, and
             is not needed in every step; a CUDA graph that is captured always has it.
     """
@@ -81,6 +78,7 @@ class GateBank(nn.Module):
         self.rule = rule
         self.frozen = family.constant
         self.measured, self.measuring = 0, True
+        self.budget_mask: BudgetMask | None = None
         self.learned: tuple[str, ...] = ()  # what was not fixed when the gates were frozen
         self.original: Tensor | None = None
         self.checks: Tensor | None = None
@@ -171,6 +169,49 @@ class GateBank(nn.Module):
         for name, values in self.family.certain(is_open).items():
             getattr(self, name).copy_(values)
 
+    def set_budget_mask(self, is_open: Tensor) -> None:
+        """Draw these gates of 0 and 1 from now on, as a budget by importance wants it."""
+        if self._mask is None:
+            self.budget_mask = BudgetMask(is_open, self.sizes, self.dtype)
+        else:
+            self._mask.set(is_open, self.sizes)
+
+    @property
+    def _mask(self) -> BudgetMask | None:
+        """The mask of the budget; None where ``shrink`` has removed units since."""
+        known = self.budget_mask
+        return known if known is not None and len(known.values) == self.count else None
+
+    def open_groups(self) -> frozenset[int]:
+        """The groups whose gates are all 1 in the next draw, as far as the host knows.
+
+        Compiled code and CUDA graphs would keep that, and transforms need each product.
+        """
+        if torch.compiler.is_compiling() or not self.measured or self._mask is None:
+            return frozenset()
+        no_shortcut = is_transformed() or _is_capturing(self._first)
+        return frozenset() if no_shortcut else self._mask.open_groups
+
+    def can_be_left_out(self, groups: frozenset[int]) -> bool:
+        """Whether a call runs in which all gates of these groups are 1, without gradients."""
+        held = self.held
+        return (
+            held is not None
+            and not torch.compiler.is_compiling()  # it would keep the answer
+            and held[3].issuperset(groups)
+            and held[1] is not None
+            and not held[1].requires_grad
+            and not in_backward()
+        )
+
+    def groups_at_one(self, training: bool) -> frozenset[int]:
+        """The groups whose gates in ``values(training)`` are all 1 for certain."""
+        if not training or not self.measured or torch.compiler.is_compiling():
+            return frozenset()
+        if in_backward():
+            return self.open_groups()
+        return self.held[3] if self.held else frozenset()
+
     def distribution(self) -> Rectified:
         """q(z | phi) of every gate, of a family of rectified gates."""
         if self.gate is HardConcrete:  # a check of values would wait for the device on each step
@@ -205,18 +246,19 @@ class GateBank(nn.Module):
 
     def draw(self, shape: tuple[int, ...] = ()) -> Tensor:
         """A sample of every gate, or the readout where the gates are frozen."""
-        if self.frozen:
-            return self.readout().detach().expand(*shape, -1)
         if self.measured:
             return self._zero_or_one().expand(*shape, -1)
+        if self.frozen:
+            return self.readout().detach().expand(*shape, -1)
         if self.gate is HardConcrete and self.generator is None:
             return _sample(self.location, shape)
         return self.family.sample(self.gate_parameters(), shape, self.generator)
 
     def _zero_or_one(self) -> Tensor:
-        """1 for each gate that the readout opens, else 0; as a draw."""
-        z = self.is_open().to(self.dtype)
-        if not torch.is_grad_enabled() or not (self.measuring or _is_capturing(z)):
+        """The mask as a draw."""
+        z = self.is_open().to(self.dtype) if self._mask is None else self._mask.values
+        learns = torch.is_grad_enabled() and not self.frozen
+        if not learns or not (self.measuring or _is_capturing(z)):
             return z
         return z + (self.location - self.location.detach())  # zeros, with the slope of z
 
@@ -230,9 +272,21 @@ class GateBank(nn.Module):
             if frozen:
                 parameter.grad = None  # else an optimizer applies the last one again
 
-    def holding(self, drawn: Tensor | None, read: Tensor | None) -> "Holding":
-        """A context in which modules in training see ``drawn``, and others see ``read``."""
-        return Holding(self, drawn, read)
+    def holding(
+        self,
+        drawn: Tensor | None,
+        read: Tensor | None,
+        at_one: frozenset[int] = frozenset(),
+    ) -> "Holding":
+        """A context in which modules in training see ``drawn``, and others see ``read``.
+
+        Of the groups ``at_one`` all drawn gates are 1.
+        """
+        return Holding(self, drawn, read, at_one)
+
+    def is_constant(self, drawn: Tensor) -> bool:
+        """Whether a draw is the same until the gates are written, so that nothing tracks it."""
+        return self.frozen or (bool(self.measured) and not drawn.requires_grad)
 
     def by_group(self, z: Tensor) -> Values:
         """One tensor per group. One split is faster than slices, which have a gradient each."""
@@ -240,13 +294,12 @@ class GateBank(nn.Module):
 
     def values(self, training: bool) -> Values:
         """The gates that a module multiplies with now: a draw in training, else the readout."""
-        drawn, outside, read = self.held or (None, None, None)
+        drawn, outside, read = self.held[:3] if self.held else (None, None, None)
         if not training or (drawn is None and read is not None):
             return self.by_group(self.readout()) if read is None else read
         compiling = torch.compiler.is_compiling()
         if not compiling and in_backward():
-            frozen = self.readout().detach() if self.frozen else None
-            return self.by_group(self.draws.recomputed(frozen))
+            return self.by_group(self.draws.recomputed(self._constant()))
         if drawn is None:
             raise GateError(
                 "gates have no value here: in training they are drawn for one call of the "
@@ -262,13 +315,22 @@ class GateBank(nn.Module):
             self.draws.record_again()
         return drawn
 
+    def _constant(self) -> Tensor | None:
+        """The gates of all draws without gradients, if they are the same in each."""
+        if self.measured and self._mask is not None:
+            return self._mask.recomputed()
+        if self.measured:
+            return self.is_open().to(self.dtype)
+        return self.readout().detach() if self.frozen else None
+
     def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
         """A draw that compiled code did not make, by group; ``drawn`` holds all groups."""
         exporting = torch.compiler._is_exporting_flag  # in torch 2.11 is_exporting() is always true
         if exporting or torch._C._functorch.maybe_current_level() is not None:
             return values  # nothing is recomputed there
         lost = loses_gradients(drawn)
-        one = check_draw(drawn.detach(), self.draws.number, self.frozen, lost)
+        constant = self.is_constant(drawn)
+        one = check_draw(drawn.detach(), self.draws.number, constant, lost)
         return tuple(z * one for z in values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -282,6 +344,8 @@ class GateBank(nn.Module):
         for name, values in self._history().items():
             setattr(self, name, values.to(self.device))
         self.tables[:] = [table.to(self.device) for table in self.tables]
+        if self.budget_mask is not None:
+            self.budget_mask.to(self.device)
         return self
 
     def _history(self) -> dict[str, Tensor]:
@@ -301,6 +365,8 @@ class GateBank(nn.Module):
             if prefix + name in rest:  # never in another precision, also where a state is assigned
                 rest[prefix + name] = rest[prefix + name].to(values.dtype)
         super()._load_from_state_dict(rest, prefix, *args)
+        if self.budget_mask is not None:
+            self.set_budget_mask(self.is_open())
         checks = state_dict.get(prefix + "checks")
         self.checks = None if checks is None else checks.to(self.device).clone()
 
@@ -316,36 +382,6 @@ def _sample(location: Tensor, shape: tuple[int, ...]) -> Tensor:
 @in_graph
 def _open(location: Tensor) -> Tensor:
     return HardConcrete(location, validate_args=False).open_probability
-
-
-class Holding:
-    """A context manager in which a bank holds values.
-
-    It is a class, and writes past ``nn.Module.__setattr__``: compiled code would guard everything
-    that a generator or the setter of modules reads, before each call.
-    """
-
-    def __init__(self, bank: GateBank, drawn: Tensor | None, read: Tensor | None) -> None:
-        self._bank, self._drawn, self._read = bank, drawn, read
-
-    def __enter__(self) -> None:
-        bank, drawn, read = self._bank, self._drawn, self._read
-        compiling = torch.compiler.is_compiling()
-        self._before = bank.held
-        self._entered = None  # for ``leave``
-        if drawn is not None and not compiling:
-            self._entered = bank.draws.enter(drawn, bank.frozen)
-        held = (
-            None if drawn is None else bank.by_group(drawn),
-            None if compiling else drawn,
-            None if read is None else bank.by_group(read),
-        )
-        object.__setattr__(bank, "held", None if drawn is None and read is None else held)
-
-    def __exit__(self, *_: object) -> None:
-        object.__setattr__(self._bank, "held", self._before)
-        if self._drawn is not None and not torch.compiler.is_compiling():
-            self._bank.draws.leave(self._entered)
 
 
 def _is_capturing(z: Tensor) -> bool:

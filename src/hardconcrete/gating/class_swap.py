@@ -4,7 +4,7 @@ Reading a gated parameter of such a module gives the product with its gates. The
 state_dict and the parameters of the module do not change.
 """
 
-import copy
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -19,13 +19,16 @@ from hardconcrete.gating.activation_gates import (
 )
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.module_gates import KEY, ModuleGates
+from hardconcrete.gating.products import recomputes_products
+from hardconcrete.graph.model_state import detached_copy
 
 
 def swap(module: nn.Module, gates: ModuleGates) -> None:
     """Put gates on a module."""
     kind: Any = type(module)
     gates = with_activation_gates(module, gates)
-    module.__class__ = _gated_class(kind, _names(gates), activation_forward(module))
+    alone = next(module.children(), None) is None
+    module.__class__ = _gated_class(kind, _names(gates), activation_forward(module), alone)
     module.__dict__[KEY] = gates
 
 
@@ -42,9 +45,10 @@ def restore_all(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_copy(gated: Any) -> nn.Module:
-    """A copy of the user's model, without gates."""
-    return restore_all(copy.deepcopy(gated).model)
+def plain_copy(gated: Any, *, shared: Iterable[nn.Parameter] = ()) -> nn.Module:
+    """A copy of the user's model, without gates. It has the shared parameters, too."""
+    copied: Any = detached_copy(gated, shared)
+    return restore_all(copied.model)
 
 
 def is_swapped(module: nn.Module) -> bool:
@@ -58,9 +62,16 @@ def _names(gates: ModuleGates) -> tuple[str, ...]:
 
 @cache
 def _gated_class(
-    base: Any, names: tuple[str, ...], forward: LayerForward | None
+    base: Any, names: tuple[str, ...], forward: LayerForward | None, alone: bool
 ) -> type[nn.Module]:
-    """The subclass of ``base`` whose parameters ``names`` are read through their gates."""
+    """The subclass of ``base`` whose parameters ``names`` are read through their gates.
+
+    Args:
+        base: the class of the module.
+        names: the gated parameters.
+        forward: another forward, which can multiply activations.
+        alone: whether the module has no children, so that its forward may recompute products.
+    """
 
     def reader(name: str) -> property:
         return property(lambda self: self.__dict__[KEY].read(self, name))
@@ -69,7 +80,10 @@ def _gated_class(
     members |= {"extra_repr": _extra_repr, "register_parameter": _register_parameter}
     members |= {"__delattr__": _refuse_removal}
     members |= {"ungated": base, "__reduce_ex__": _reduce, "__module__": base.__module__}
-    if forward is not None:
+    members["how"] = forward, alone
+    if alone:
+        members["forward"] = recomputes_products(forward or base.forward)
+    elif forward is not None:
         members["forward"] = forward
     return type(f"Gated{base.__name__}", (base,), members)
 
@@ -107,15 +121,16 @@ def _reduce(module: nn.Module, protocol: Any) -> tuple[Any, ...]:  # noqa: ARG00
     Ungated classes that this library made are made again, too, because no module holds them.
     """
     kind: Any = type(module)
-    forward = kind.__dict__.get("forward")
     ungated = kind.ungated.__dict__.get("made_by", kind.ungated)
-    how = (ungated, _names(module.__dict__[KEY]), forward)
+    how = (ungated, _names(module.__dict__[KEY]), *kind.how)
     return _revive, how, module.__getstate__()
 
 
-def _revive(base: Any, names: tuple[str, ...], forward: LayerForward | None) -> nn.Module:
+def _revive(
+    base: Any, names: tuple[str, ...], forward: LayerForward | None, alone: bool
+) -> nn.Module:
     if isinstance(base, tuple):
         maker, *how = base
         base = maker(*how)
-    kind = _gated_class(base, names, forward)
+    kind = _gated_class(base, names, forward, alone)
     return kind.__new__(kind)

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 def ledger_of(gated: "GatedModel") -> Ledger:
     """The ledger of the model without gates, by its gates."""
-    plain = plain_copy(gated)
-    ledger = write_ledger(plain, gated.example, gate_places(gated), gated.analyze(plain))
+    plain = plain_copy(gated, shared=gated.parameters())
+    may_empty = [group.name for group in gated.groups if group.may_empty]
+    places, analysis = gate_places(gated), gated.analyze(plain)
+    ledger = write_ledger(plain, gated.example, places, analysis, may_empty)
     return ledger.to(gated.gates.device)
 
 
 def latency_of(gated: "GatedModel", **settings: Any) -> LatencyTable:
     """Latency measured on a copy without gates, by its gates."""
-    plain, example = plain_copy(gated), gated.example
+    plain, example = plain_copy(gated, shared=gated.parameters()), gated.example
     as_attached = settings.get("batch") in (None, batch_size(example))
     analysis = gated.analyze(plain) if as_attached else None
     table = time_operations(plain, example, gate_places(gated), analysis=analysis, **settings)

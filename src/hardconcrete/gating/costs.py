@@ -20,6 +20,14 @@ LATENCY = "latency_ms"
 GROUP_SIZE = "group_size"
 """The paper's uncoupled number of weights."""
 
+KEY_VALUES = "kv_bytes"
+"""Keys and values per token: the only cost of the ledger that some models lack."""
+
+UNCLEAR_KEY_VALUES = (
+    "kv_bytes cannot be determined: the keys and values of this model could not be told from "
+    "other tensors in its traced graph; use macs or params, or units of its heads, instead"
+)
+
 
 @dataclass
 class CostTables:
@@ -103,7 +111,7 @@ class GatedCosts:
             return float(sum(group.dense_units * group.size for group in self._gated.groups))
         if cost == LATENCY:
             return float(self.latency.dense)
-        return float(self.ledger.dense[_index(cost)])
+        return float(self.ledger.dense[self._kind(cost)])
 
     def expected(self, cost: str) -> Tensor:
         """The mean over draws of the gates; see ``GatedModel.expected``."""
@@ -112,7 +120,7 @@ class GatedCosts:
             return (probability * self._group_sizes()).sum()
         if cost == LATENCY:
             return self.latency.expected(probability)
-        return self.ledger.mean(probability)[_index(cost)]
+        return self.ledger.mean(probability)[self._kind(cost)]
 
     def delivered(self, cost: str) -> Tensor:
         """The cost of the compacted model; see ``GatedModel.delivered``."""
@@ -122,7 +130,7 @@ class GatedCosts:
                 return (is_open * self._group_sizes()).sum()
             if cost == LATENCY:
                 return self.latency.delivered(is_open)
-            return self.ledger.cost(is_open)[_index(cost)]
+            return self.ledger.cost(is_open)[self._kind(cost)]
 
     def __str__(self) -> str:
         try:
@@ -133,19 +141,21 @@ class GatedCosts:
             f"{kind}: {self.expected(kind).item() / whole:.1%} expected, "
             f"{self.delivered(kind).item() / whole:.1%} delivered, of {whole:,.0f}"
             for kind, whole in zip(KINDS, dense, strict=True)
-            if whole
+            if whole > 0  # no keys and values, or unknown ones
         )
+
+    def _kind(self, cost: str) -> int:
+        """The place of a cost in the ledger; one that could not be determined is refused."""
+        if cost not in KINDS:
+            known = ", ".join(map(repr, (*KINDS, GROUP_SIZE, LATENCY)))
+            raise ArgumentError(f"cost={cost!r} is not known; use one of {known}")
+        kind = KINDS.index(cost)
+        if cost == KEY_VALUES and bool(self.ledger.dense[kind].isnan()):
+            raise GateError(UNCLEAR_KEY_VALUES)
+        return kind
 
     def _group_sizes(self) -> Tensor:
         """|g| of every gate."""
         groups, device = self._gated.groups, self._gated.gates.device
         sizes = [torch.full((group.units,), group.size, dtype=torch.float64) for group in groups]
         return torch.cat(sizes).to(device)
-
-
-def _index(cost: str) -> int:
-    """The place of a cost in the ledger."""
-    if cost not in KINDS:
-        known = ", ".join(map(repr, (*KINDS, GROUP_SIZE, LATENCY)))
-        raise ArgumentError(f"cost={cost!r} is not known; use one of {known}")
-    return KINDS.index(cost)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from hardconcrete.gating.compilation import in_graph
+from hardconcrete.gating.products import is_transformed
 
 MIN_DIVISOR = 1e-30
 """Replaces z = 0, where the numerator is 0 as well."""
@@ -22,9 +22,7 @@ MIN_DIVISOR = 1e-30
 def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear(x * z, weight, bias)."""
     plain = x.dim() > 1 and x.dtype == z.dtype == weight.dtype
-    transformed = torch._C._functorch.maybe_current_level() is not None
-    transformed = transformed or forward_ad._current_level >= 0
-    if not plain or transformed or torch.is_autocast_enabled(x.device.type):
+    if not plain or is_transformed() or torch.is_autocast_enabled(x.device.type):
         return F.linear(x * z.to(x.dtype), weight, bias)
     result: Tensor = _GatedLinear.apply(x, z, weight, bias)  # type: ignore[no-untyped-call]
     return result
@@ -33,15 +31,13 @@ def gated_linear(x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> T
 class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        gated = x * z
-        ctx.save_for_backward(x, gated, z, weight)
-        return F.linear(gated, weight, bias)
+        ctx.save_for_backward(x, z, weight)  # and not the product, which is as large as x
+        return F.linear(x * z, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        x, gated, z, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a saved product cannot be differentiated again
-            gated = x * z
+        x, z, weight = ctx.saved_tensors
+        gated = x * z
         of_x, of_z, of_weight, of_bias = ctx.needs_input_grad
         (dy,) = gradients
         rows, inputs = dy.flatten(0, -2), gated.flatten(0, -2)

@@ -134,7 +134,7 @@ class GatedModel(nn.Module):
         if not self.training:  # every module reads the gates itself: threads share no state
             return nullcontext()
         shape = () if batch_size is None or self.sample == "batch" else (batch_size,)
-        return self.gates.holding(self.gates.draw(shape), None)
+        return self.gates.holding(self.gates.draw(shape), None, self.gates.open_groups())
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the example inputs, too: the model may be traced with them again."""
@@ -286,8 +286,9 @@ class GatedModel(nn.Module):
 
         Args:
             cost: ``"params"``; ``"macs"``, for all examples of the inputs that the gates were
-                attached with, as ``count`` does; ``"weight_bytes"``; ``"group_size"``, the
-                paper's uncoupled number of weights, |g| for each open gate; or ``"latency_ms"``,
+                attached with, as ``count`` does; ``"weight_bytes"``; ``"kv_bytes"``, keys and
+                values of attention for one token; ``"group_size"``, the paper's uncoupled number of
+                weights, |g| for each open gate; or ``"latency_ms"``,
                 milliseconds at the expected widths, from the table of ``measure_latency``.
 
         Example:

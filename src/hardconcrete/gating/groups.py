@@ -15,6 +15,9 @@ from hardconcrete.units.group import raw_parameter
 WRAPPERS = re.compile(r"_(checkpoint_wrapped_module|fsdp_wrapped_module|orig_mod)\.")
 """The names under which torch's wrappers hold a module."""
 
+SITE_KIND = "named site"
+"""The kind of units that you named, which tracing need not find."""
+
 
 def gate_targets(model: nn.Module, groups: Iterable[Group]) -> list[list[str]]:
     """What the gates of every group multiply, as text for a state dict.
@@ -77,7 +80,7 @@ def site_groups(model: nn.Module, sites: Mapping[str, Site]) -> list[Group]:
         numbers = torch.arange(units)
         numbers = numbers.view(first.shape) if site.dim is None else numbers
         axes = tuple(Axis(parameter, site.dim, numbers) for parameter in site.names)
-        groups.append(Group(name, "named site", units, axes, total // units))
+        groups.append(Group(name, SITE_KIND, units, axes, total // units))
     return groups
 
 

@@ -1,7 +1,7 @@
 """What multiplies the parameters of a gated module."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import GateError
-from hardconcrete.gating.bank import GateBank, Values
+from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import in_backward
+from hardconcrete.gating.holding import Values
+from hardconcrete.gating.products import times_gates, times_open_gates
 
 CALLS = ("_call_impl", "forward")
 """Functions of a module that run while it is called."""
@@ -45,18 +47,34 @@ class Multiplier:
         open_gate = torch.ones_like(gates[0][..., :1])  # for indices that belong to no unit
         return torch.cat([*gates, open_gate], -1).index_select(-1, bank.tables[self.index])
 
-    def times(self, parameter: Tensor, bank: GateBank, values: Values) -> Tensor:
-        """The parameter times its gates."""
+    def is_one(self, values: Values, at_one: frozenset[int]) -> bool:
+        """Whether all these gates are 1 for certain, and get no gradient: they can be left out."""
+        return at_one.issuperset(self.groups) and not values[self.groups[0]].requires_grad
+
+    def times(
+        self, parameter: Tensor, bank: GateBank, values: Values, at_one: frozenset[int]
+    ) -> Tensor:
+        """The parameter times its gates.
+
+        Args:
+            parameter: the parameter, or its product with other gates.
+            bank: the gates.
+            values: their values, by group.
+            at_one: groups whose gates are all 1 for certain.
+        """
+        if self.is_one(values, at_one):
+            return parameter
         z = self.gates(bank, values)
         if z.dim() > 1:
             raise GateError(
                 f"{self.name}: a gate per example multiplies activations, and "
                 f"{self.parameter} was read as a parameter; use sample='batch' for this site"
             )
-        z = z.to(parameter.dtype)
-        if self.dim is None:
-            return parameter * z.view(parameter.shape)
-        return parameter * z.view(-1, *[1] * (parameter.dim() - self.dim - 1))
+        trailing = () if self.dim is None else (1,) * (parameter.dim() - self.dim - 1)
+        shape = parameter.shape if self.dim is None else (-1, *trailing)
+        z = z.to(parameter.dtype).view(shape)
+        multiplied = times_open_gates if at_one.issuperset(self.groups) else times_gates
+        return multiplied(parameter, z)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +86,18 @@ class ModuleGates:
         multipliers: what multiplies which parameter.
         inner: the multiplier that can multiply the input of this module instead.
         outer: the multipliers that can multiply its output instead.
+        groups: numbers of all groups whose gates these are.
     """
 
     bank: GateBank
     multipliers: tuple[Multiplier, ...]
     inner: Multiplier | None = None
     outer: tuple[Multiplier, ...] = ()
+    groups: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = (group for each in self.multipliers for group in each.groups)
+        object.__setattr__(self, "groups", frozenset(groups))
 
     def read(self, module: nn.Module, name: str) -> Tensor:
         """A parameter, times its gates; in training, outside of all calls, the parameter itself.
@@ -81,20 +105,25 @@ class ModuleGates:
         In evaluation a sharded parameter is read raw there, too: sharding looks at it before calls.
         """
         value: Any = module._parameters[name]
+        if module.training and self.bank.can_be_left_out(self.groups):
+            return value  # type: ignore[no-any-return]
         raw = module.training or hasattr(value, "device_mesh")
         if self.bank.held is None and raw and self._is_outside_calls(module):
             return value  # type: ignore[no-any-return]
-        values = self.values(module, name)
+        values, at_one = self.values(module, name)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
-                value = multiplier.times(value, self.bank, values)
+                value = multiplier.times(value, self.bank, values, at_one)
         return value  # type: ignore[no-any-return]
 
-    def values(self, module: nn.Module, *names: str) -> Values:
-        """The values of all gates with which this module multiplies parameters ``names`` now."""
+    def values(self, module: nn.Module, *names: str) -> tuple[Values, frozenset[int]]:
+        """The values of all gates with which this module multiplies parameters ``names`` now.
+
+        And the numbers of the groups whose gates are all 1 for certain.
+        """
         if self.bank.seen is not None:
             self.bank.seen.update((module, name) for name in names)
-        return self.bank.values(module.training)
+        return self.bank.values(module.training), self.bank.groups_at_one(module.training)
 
     def _is_outside_calls(self, module: nn.Module) -> bool:
         """Whether a tool reads a parameter, and no forward without a draw.

@@ -1,7 +1,7 @@
 """Which groups get gates: those that tracing finds, the sites that you name, or both."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +11,7 @@ from hardconcrete.errors import ArgumentError, SiteError
 from hardconcrete.gating.groups import site_groups
 from hardconcrete.gating.sites import Site, named_sites
 from hardconcrete.units import Analysis, Group, analyze
+from hardconcrete.units.branches import groups_that_can_go
 from hardconcrete.units.group import in_order
 
 AUTO = "auto"
@@ -65,6 +66,12 @@ class SelectedGroups:
     groups: tuple[Group, ...]
     analysis: Analysis | None = None
     overruled: Mapping[str, str] = field(default_factory=dict)
+
+    def that_may_empty(self) -> "SelectedGroups":
+        """The same groups, of which those inside of branches may lose all units."""
+        names = groups_that_can_go(self.analysis) if self.analysis is not None else frozenset()
+        groups = (replace(group, may_empty=group.name in names) for group in self.groups)
+        return replace(self, groups=tuple(groups))
 
 
 def select_groups(

@@ -11,14 +11,28 @@ NO_REASON = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class Reason:
-    """Why units cannot be removed: the cause, and the module and operator where it arises."""
+    """Why units cannot be removed.
+
+    Args:
+        text: the reason in words.
+        module: where it arises.
+        operator: the operator there.
+        because: why the tensor that they are combined with cannot shrink, if that is the reason.
+    """
 
     text: str
     module: str
     operator: str
+    because: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text} ({self.operator} in {self.module or 'the model itself'})"
+        text = f"{self.text}: {self.because}" if self.because else self.text
+        return f"{text} ({self.operator} in {self.module or 'the model itself'})"
+
+    @property
+    def cause(self) -> str:
+        """The reason at its origin, which many units may share."""
+        return self.because or f"{self.text} ({self.operator})"
 
 
 class Labels:
@@ -41,6 +55,11 @@ class Labels:
         self._zero_lost = torch.empty(0, dtype=torch.bool)
         self._size = 0
         self.reasons: list[Reason] = []
+
+    @property
+    def size(self) -> int:
+        """How many labels there are."""
+        return self._size
 
     def fresh(self, count: int) -> Tensor:
         """Make new labels, each in a set by itself."""
@@ -79,6 +98,11 @@ class Labels:
         self.reasons.append(reason)
         known = self._reason[labels]
         self._reason[labels] = known.clamp_max(len(self.reasons) - 1)
+
+    def reason_at(self, root: int) -> Reason | None:
+        """The reason that was recorded at this label itself, without those united with it."""
+        number = int(self._reason[root])
+        return None if number == NO_REASON else self.reasons[number]
 
     def mark_zero_lost(self, labels: Tensor) -> None:
         """Record that an operator maps zeros of these units to other values.

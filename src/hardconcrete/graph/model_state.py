@@ -1,8 +1,9 @@
 """Context managers that run a model and restore its state afterwards."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -55,6 +56,23 @@ def no_fast_path() -> Iterator[None]:
 
 
 @contextmanager
+def no_cache(model: nn.Module) -> Iterator[None]:
+    """Let a model return no cache of earlier inputs, where a configuration has ``use_cache``.
+
+    The tensors of a cache would count as outputs, which keep their sizes.
+    """
+    configs = {id(c): c for module in model.modules() if (c := vars(module).get("config"))}
+    caching = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in caching:
+            config.use_cache = True
+
+
+@contextmanager
 def random_state_kept() -> Iterator[None]:
     """Restore the random state afterwards."""
     initialized = torch.cuda.is_initialized()
@@ -62,10 +80,16 @@ def random_state_kept() -> Iterator[None]:
         yield
 
 
-def detached_copy(model: nn.Module) -> nn.Module:
-    """Copy a model. Results of its last call that it stores are detached: deepcopy refuses them."""
+def detached_copy(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
+    """Copy a model. Results of its last call that it stores are detached: deepcopy refuses them.
+
+    Args:
+        model: any module.
+        shared: its parameters that the copy has, too, and does not change.
+    """
     attributes = [value for module in model.modules() for value in vars(module).values()]
     results = [
         value for value in attributes if isinstance(value, torch.Tensor) and not value.is_leaf
     ]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in results})
+    memo = {id(value): value.detach().clone() for value in results}
+    return copy.deepcopy(model, memo | {id(value): value for value in shared})

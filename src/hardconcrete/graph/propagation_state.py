@@ -102,6 +102,11 @@ class PropagationState:
             return Reason(text, "", "output")
         return Reason(text, self.call.module, self.call.operator)
 
+    def combined_with(self, rigid: Value) -> Reason:
+        """The reason of units that are combined with a tensor that cannot shrink."""
+        text = "it is combined with a tensor that cannot shrink"
+        return replace(self.reason(text), because=rigid.why_rigid)
+
     def fix(self, value: Value, text: str) -> None:
         """Forbid the removal of any index of this tensor."""
         for part in value.components:
@@ -129,10 +134,12 @@ class PropagationState:
                 first = labels.narrow(dim, 0, 1)
                 labels = first if (labels == first).all() else labels
             if labels.numel() == 1:
+                known = self.labels.reason_at(int(labels))
                 self.labels.fix(labels, self.reason(text))
-                why = why or f"{text} ({self.reason(text).operator})"
+                why = why or (known or self.reason(text)).cause
             else:
-                parts.append(replace(part, labels=labels))
+                smaller = labels.numel() < part.labels.numel()
+                parts.append(replace(part, labels=labels.clone() if smaller else labels))
         return replace(value, components=tuple(parts), why_rigid=why)
 
     def make_sliceable(self, value: Value) -> Value:
@@ -256,9 +263,7 @@ class PropagationState:
         """Fix a component where the other tensor has full size and no labels: it cannot shrink."""
         for dim in part.dims:
             if value.shape[dim] > 1 and not value.components_along(dim):
-                why = f": {value.why_rigid}" if value.why_rigid else ""
-                text = f"it is combined with a tensor that cannot shrink{why}"
                 self.labels.unite(part.labels, part.labels.narrow(dim, 0, 1))
                 if len(part.dims) == 1:
-                    self.labels.fix(part.labels, self.reason(text))
+                    self.labels.fix(part.labels, self.combined_with(value))
         return part

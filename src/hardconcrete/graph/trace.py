@@ -7,23 +7,19 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from hardconcrete.errors import TraceError
-from hardconcrete.graph.model_state import in_mode, no_fast_path
+from hardconcrete.graph.model_state import in_mode, no_cache, no_fast_path
+
+Sizes = Literal["fixed", "any batch", "any"]
 
 TRACE_LOCK = threading.RLock()
 """Held during a trace, because torch.export and its switches are global to the process."""
-
-
-def as_args(example_inputs: Any) -> tuple[Any, ...]:
-    """Make a tuple of positional inputs from a tuple, a list or a single input."""
-    several = isinstance(example_inputs, tuple | list)
-    return tuple(example_inputs) if several else (example_inputs,)
 
 
 def trace(
@@ -32,29 +28,30 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     *,
     training: bool = False,
-    any_batch: bool = False,
+    sizes: Sizes = "fixed",
 ) -> fx.GraphModule:
     """Return the model as a graph that shares the model's parameters.
 
-    If torch.export does not support an output, such as the cache of a language model, the graph
-    returns the tensors inside it. With ``any_batch`` such an output is an error, because the graph
-    then replaces the model.
+    A language model is traced without its cache, if its configuration has ``use_cache``. If
+    torch.export does not support an output, the graph returns the tensors inside it. Unless sizes
+    are fixed such an output is an error, because the graph then replaces the model.
 
     Args:
         model: the model; whether it is in training or evaluation mode does not matter.
         args: positional example inputs.
         kwargs: keyword example inputs.
         training: trace the forward in training mode.
-        any_batch: make the graph run at any batch size. Tracing then takes three times as long.
+        sizes: which sizes of the inputs the graph takes: those of the examples, ``"any batch"``
+            along dimension 0, or ``"any"`` along all dimensions where the model allows it. Tracing
+            for other sizes takes three times as long.
     """
-    args, kwargs = at_least_two_examples(
-        tree_map(_outside_inference_mode, (args, dict(kwargs or {})))
-    )
-    dynamic_shapes = _dynamic_shapes(model, args, kwargs) if any_batch else None
-    unpacked = nullcontext() if any_batch else _outputs_unpacked(model)
+    args, kwargs = at_least_two_examples(_distinct((args, dict(kwargs or {}))))
+    dynamic = sizes != "fixed"
+    unpacked = nullcontext() if dynamic else _outputs_unpacked(model)
     try:
+        dynamic_shapes = _dynamic_shapes(model, args, kwargs, sizes) if dynamic else None
         settings = _export_settings(model, training)
-        with TRACE_LOCK, settings, _quiet_logs(), _faster_export(any_batch), unpacked:
+        with TRACE_LOCK, settings, _quiet_logs(), _faster_export(dynamic), unpacked:
             program = torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -62,7 +59,7 @@ def trace(
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} cannot be traced by torch.export: {_explanation(error)}"
-            f"{_keyword_hint(args)}"
+            f"{_mapping_hint(model, args, kwargs)}"
         ) from error
 
 
@@ -91,22 +88,26 @@ def _explanation(error: Exception) -> str:
     if "need to register a pytree" in lines[0]:
         return (
             f"{lines[0].split(', which')[0]}. A graph returns tensors, and lists, tuples and dicts "
-            "of them: let the model return such outputs (a language model returns no cache with "
-            "model.config.use_cache = False)"
+            "of them: let the model return such outputs (many language models return no cache with "
+            "use_cache=False among their inputs)"
         )
     if "data-dependent" not in str(error):
         return lines[0]
     return (
         f"{lines[0]}. The forward depends on values of its data (an `if` on a tensor, .item()), so "
         "one graph cannot represent it: use torch.where or torch.cond, or gate explicit sites "
-        "(sites=['fc1:in'])"
+        "(sites=['fc1:in']). Experts that a Hugging Face model computes in a loop can be traced "
+        "after model.set_experts_implementation('batched_mm')"
     )
 
 
-def _keyword_hint(args: tuple[Any, ...]) -> str:
-    """Advice where a dict of keyword inputs seems to have been passed as the example inputs."""
-    if len(args) == 1 and (args[0] is None or hasattr(args[0], "keys")):
-        return ". Pass keyword inputs as kwargs: example_inputs=(), kwargs=batch"
+def _mapping_hint(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Advice where a mapping, which stands for keyword inputs, may be a single input."""
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError:
+        if kwargs and not args:
+            return ". For a model that takes one mapping pass it in a tuple, (batch,)"
     return ""
 
 
@@ -176,7 +177,7 @@ def _quiet_logs() -> Iterator[None]:
 
 
 @contextmanager
-def _faster_export(any_batch: bool) -> Iterator[None]:
+def _faster_export(dynamic: bool) -> Iterator[None]:
     """Generate no Python code for intermediate graphs.
 
     With symbolic sizes, also disable the cache of operator results, which has hardly any hits.
@@ -188,14 +189,25 @@ def _faster_export(any_batch: bool) -> Iterator[None]:
     with ExitStack() as switches:
         if hasattr(graphs, "_use_lazy_graph_module"):
             switches.enter_context(graphs._use_lazy_graph_module(True))
-        if any_batch and hasattr(config, "fake_tensor_cache_enabled"):
+        if dynamic and hasattr(config, "fake_tensor_cache_enabled"):
             switches.enter_context(config.patch(fake_tensor_cache_enabled=False))
         yield
 
 
-def _outside_inference_mode(leaf: Any) -> Any:
-    """Clone a tensor made in inference mode, because autograd refuses it."""
-    return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_inference() else leaf
+def _distinct(inputs: Any) -> Any:
+    """Clone a tensor that occurs again, and one made in inference mode, which autograd refuses.
+
+    Some forwards ask ``query is key``. The graph must hold for other inputs, too.
+    """
+    seen: set[int] = set()
+
+    def distinct(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or (id(leaf) not in seen and not leaf.is_inference()):
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    return tree_map(distinct, inputs)
 
 
 def at_least_two_examples(inputs: Any) -> Any:
@@ -211,22 +223,26 @@ def at_least_two_examples(inputs: Any) -> Any:
     return tree_unflatten(doubled, spec)
 
 
-def _dynamic_shapes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Let dimension 0 of every tensor vary where the model allows it."""
-    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    return tree_map(
-        lambda leaf: (
-            {0: torch.export.Dim.AUTO} if isinstance(leaf, Tensor) and leaf.dim() else None
-        ),
-        dict(bound),
-    )
+def _dynamic_shapes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], sizes: Sizes
+) -> Any:
+    """Let dimension 0 of every tensor vary, or all dimensions, where the model allows it."""
+
+    def shape(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return None
+        dims = range(leaf.dim() if sizes == "any" else 1)
+        return {dim: torch.export.Dim.AUTO for dim in dims if leaf.shape[dim] > 1}
+
+    return tree_map(shape, dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments))
 
 
 @contextmanager
 def _export_settings(model: nn.Module, training: bool) -> Iterator[None]:
     """Set the mode and switches for an export. Restore them and the random state afterwards."""
     random_state, warned = torch.random.fork_rng(devices=[]), warnings.catch_warnings()
-    with in_mode(model, training), no_fast_path(), random_state, torch.enable_grad(), warned:
+    mode, uncached = in_mode(model, training), no_cache(model)
+    with mode, uncached, no_fast_path(), random_state, torch.enable_grad(), warned:
         # recurrent layers list their weights twice, and export warns of a changed attribute
         warnings.filterwarnings("ignore", "The tensor attribute")
         yield

@@ -42,12 +42,15 @@ class Value:
         components: labels of its dimensions. A dimension without a component cannot shrink.
         from_parameters: whether it depends only on parameters, buffers and constants.
         why_rigid: why a dimension cannot shrink, in words.
+        chosen: whether it holds matrices of a parameter, which data choose along the first
+            dimension: the weights of the experts for each row.
     """
 
     shape: tuple[int, ...]
     components: tuple[Component, ...] = ()
     from_parameters: bool = False
     why_rigid: str = ""
+    chosen: bool = False
 
     def components_along(self, dim: int) -> tuple[Component, ...]:
         """The components whose labels vary along a dimension."""

@@ -10,7 +10,6 @@ So this mean is the evidence for the unit, and lambda times its cost is the pric
 docs/importance.md.
 """
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, attach_gates
-from hardconcrete.graph.model_state import buffers_kept, in_mode
+from hardconcrete.graph.model_state import buffers_kept, detached_copy, in_mode
 from hardconcrete.importance.batches import Loss, batch_size, check_loss, keep_batches
 
 DEFAULT_EXAMPLES = 2048
@@ -156,7 +155,7 @@ def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
     args, kwargs = first_call(model, batch, loss)
-    return attach_gates(copy.deepcopy(model), args, kwargs)
+    return attach_gates(detached_copy(model, model.parameters()), args, kwargs)
 
 
 def first_call(model: nn.Module, batch: Any, loss: Loss) -> tuple[tuple[Any, ...], dict[str, Any]]:

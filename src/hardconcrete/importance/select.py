@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hardconcrete.errors import CompactionError
 from hardconcrete.units import Group
+from hardconcrete.units.uniform import Classes, by_classes
 
 Costs = Callable[[Tensor], Tensor]
 """Takes a mask of open units in float64; returns each cost as a fraction of its limit."""
@@ -32,6 +33,7 @@ def select_units(
     costs: Costs,
     *,
     round_to: int = 1,
+    classes: Classes = (),
     settings: "SelectionSettings | None" = None,
 ) -> Tensor:
     """Close units until every cost is within its limit; then open units that still fit.
@@ -46,6 +48,7 @@ def select_units(
         is_open: the mask of units that are open now, 0 or 1.
         costs: the costs of the compacted model.
         round_to: widths become multiples of this, except in groups with fewer units.
+        classes: names of groups that keep equally many units; see ``uniform_classes``.
         settings: what else is known about the costs.
 
     Returns:
@@ -62,7 +65,8 @@ def select_units(
         raise CompactionError("the importance of a unit is not a number: check the loss")
     settings = SelectionSettings() if settings is None else settings
     limits = _Limits(costs, settings, is_open.device)
-    mask = _Mask(score, groups, is_open.detach().double().cpu().clone(), round_to)
+    together = by_classes(groups, classes)
+    mask = _Mask(score, together, is_open.detach().double().cpu().clone(), round_to)
     mask.round_up()
     _close(mask, limits)
     while _open_what_fits(mask, limits):  # where layers select inputs, more units can cost less
@@ -130,12 +134,13 @@ class _Mask:
     """The open units, and the order in which the others were closed.
 
     Attributes:
+        classes: groups that keep equally many units; most have one group.
         closed_at: the ratio of importance to saving at which a unit was closed in this selection;
             -1 for a unit that was closed before.
     """
 
     score: Tensor
-    groups: Sequence[Group]
+    classes: Sequence[tuple[Group, ...]]
     is_open: Tensor
     round_to: int
     closed_at: Tensor = field(init=False)
@@ -144,8 +149,8 @@ class _Mask:
         self.closed_at = torch.full_like(self.score, -1.0)
 
     def block_size(self, group: Group) -> int:
-        """Units of a block; 1 for single weights, which do not change the size of a matrix."""
-        return self.round_to if group.keeps_one else 1
+        """Units of a block in each group; 1 for single weights, which do not change a size."""
+        return 1 if group.of_weights else self.round_to
 
     def opened(self, group: Group) -> Tensor:
         """Indices of the open units of a group."""
@@ -160,17 +165,21 @@ class _Mask:
     def round_up(self) -> None:
         """Open units until every width is a multiple, or the whole group is open.
 
-        Compaction keeps a unit of a group without open ones, so this opens a block there.
+        Compaction keeps a unit of a group without open ones, so this opens a block there. All
+        groups of a class get the largest width among them.
         """
-        for group in self.groups:
-            size, width = self.block_size(group), len(self.opened(group))
-            lacking = -max(width, 1) % size + (not width) if size > 1 else 0
-            self.is_open[self.closed(group)[:lacking]] = 1.0
+        for groups in self.classes:
+            size = self.block_size(groups[0])
+            widths = [len(self.opened(group)) for group in groups]
+            least = max(*widths, int(groups[0].keeps_one and size > 1))
+            for group, width in zip(groups, widths, strict=True):
+                lacking = -(-least // size) * size - width
+                self.is_open[self.closed(group)[:lacking]] = 1.0
 
-    def blocks(self, group: Group) -> Iterator[Tensor]:
+    def blocks(self, groups: Sequence[Group]) -> Iterator[Tensor]:
         """Blocks of closed units, in the order to open them; a shorter block comes last."""
-        index, size = self.closed(group), self.block_size(group)
-        yield from (index[start : start + size] for start in range(0, len(index), size))
+        size = self.block_size(groups[0])
+        yield from _joined([self.closed(group).split(size) for group in groups])
 
     def rank(self, units: Tensor) -> tuple[float, float]:
         """The block with the larger rank opens first."""
@@ -223,17 +232,14 @@ class _Blocks:
 
     @classmethod
     def from_mask(cls, mask: _Mask, saving: Tensor) -> "_Blocks":
-        """The blocks of all groups; each group keeps its most important one."""
+        """The blocks of all classes; each class keeps its most important one."""
         ratios = _ratio(mask.score, saving)
-        parts, sizes = [NO_UNITS], list[int]()
-        for group in mask.groups:
-            index = mask.opened(group)
-            index = index[ratios[index].argsort(stable=True)]
-            group_sizes = _block_sizes(len(index), mask.block_size(group))
-            group_sizes = group_sizes[: len(group_sizes) - group.keeps_one]
-            parts.append(index[: sum(group_sizes)])
-            sizes += group_sizes
-        index = torch.cat(parts)
+        blocks = list[Tensor]()
+        for groups in mask.classes:
+            split = [_split(mask.opened(g), ratios, mask.block_size(g)) for g in groups]
+            together = _joined(split)
+            blocks += together[: len(together) - groups[0].keeps_one]
+        index, sizes = torch.cat([NO_UNITS, *blocks]), [len(each) for each in blocks]
         block = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
         zeros = mask.score.new_zeros(len(sizes))
         saved = zeros.index_add(0, block, saving[index])
@@ -252,26 +258,36 @@ def _ratio(score: Tensor, saving: Tensor) -> Tensor:
     )
 
 
-def _block_sizes(units: int, size: int) -> list[int]:
-    """The sizes of the blocks: first the remainder that makes the width no multiple."""
-    extra = units % size
-    return [extra] * (extra > 0) + [size] * (units // size)
+def _split(index: Tensor, ratios: Tensor, size: int) -> list[Tensor]:
+    """Blocks of open units, the smallest ratios first.
+
+    The first block is the remainder that makes the width no multiple.
+    """
+    index, extra = index[ratios[index].argsort(stable=True)], len(index) % size
+    sizes = [extra] * (extra > 0) + [size] * (len(index) // size)
+    return list(index.split(sizes)) if sizes else []
+
+
+def _joined(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The first blocks of all groups as one block, the second ones, and so on."""
+    return [torch.cat(parts) for parts in zip(*blocks, strict=False)]
 
 
 def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
     """Open the closed blocks that fit, the last closed first; return whether any did."""
-    waiting = [mask.blocks(group) for group in mask.groups]
+    waiting = [mask.blocks(groups) for groups in mask.classes]
+    equal_cost = limits.settings.equal_cost_groups
     trials: dict[int, tuple[Tensor, tuple[float, float]]] = {}
 
     def queue(k: int, min_size: int, max_rank: tuple[float, float]) -> None:
-        """Queue the next block of a group, unless it is shorter than one that did not fit."""
+        """Queue the next block of a class, unless it is shorter than one that did not fit."""
         units = next(waiting[k], NO_UNITS)
-        closed_now = len(units) and mask.closed_at[units[0]] >= 0
-        may_open = closed_now or (limits.settings.reopen and mask.groups[k].keeps_one)
+        closed_now = bool((mask.closed_at[units] >= 0).any())
+        may_open = closed_now or (limits.settings.reopen and not mask.classes[k][0].of_weights)
         if len(units) and may_open and len(units) >= min_size:
             trials[k] = units, min(max_rank, mask.rank(units))
 
-    for k in range(len(mask.groups)):
+    for k in range(len(mask.classes)):
         queue(k, 0, (torch.inf, torch.inf))
     opened = False
     while trials:
@@ -283,6 +299,7 @@ def _open_what_fits(mask: _Mask, limits: _Limits) -> bool:
             queue(k, 0, rank)
             continue
         mask.is_open[units] = 0.0
-        if k not in limits.settings.equal_cost_groups and mask.groups[k].keeps_one:
+        groups = mask.classes[k]
+        if not groups[0].of_weights and not equal_cost.issuperset(group.index for group in groups):
             queue(k, len(units), rank)
     return opened

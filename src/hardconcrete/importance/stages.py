@@ -20,6 +20,7 @@ from hardconcrete.importance.relevant_rows import RelevantRows, relevant_rows
 from hardconcrete.importance.score import measure_importance
 from hardconcrete.importance.select import Costs, SelectionSettings, select_units
 from hardconcrete.units.group import raw_parameter
+from hardconcrete.units.uniform import Classes
 
 CostTargetsAt = Callable[[float], tuple[Costs, SelectionSettings]]
 """Takes the progress, 0 at the start and 1 at the limits; see ``CostTargets``."""
@@ -125,6 +126,7 @@ def prune_in_stages(
     *,
     stages: int,
     round_to: int = 1,
+    classes: Classes = (),
     on_progress: OnProgress = lambda _, __: None,
 ) -> None:
     """Prune a model until its costs are within their limits.
@@ -134,6 +136,7 @@ def prune_in_stages(
         targets: the costs, relative to their targets at a stage.
         stages: how often importance is measured, units are closed and weights are re-fitted.
         round_to: widths are multiples of this after the last stage.
+        classes: names of groups that keep equally many units.
         on_progress: called before each step of a stage.
     """
     for stage in range(1, stages + 1):
@@ -148,7 +151,13 @@ def prune_in_stages(
             )
         size = round_to if stage == stages else 1
         is_open = select_units(
-            score, state.gated.groups, state.is_open, costs, round_to=size, settings=settings
+            score,
+            state.gated.groups,
+            state.is_open,
+            costs,
+            round_to=size,
+            classes=classes,
+            settings=settings,
         )
         on_progress(stage, "re-fit")
         state.apply_mask(is_open)

@@ -23,6 +23,7 @@ from hardconcrete.objective.projection import (
     refuse_another_model,
     warn_of_distance,
 )
+from hardconcrete.units.uniform import Classes, uniform_classes
 
 _KINDS: dict[str, type["Budget"]] = {}
 """The class for each value of ``by``."""
@@ -46,6 +47,7 @@ class Budget:
             without gates. An int is absolute, for the example inputs of ``attach_gates``.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
+        kv_bytes: keys and values of all attention for one token of one example, likewise.
         latency_ms: milliseconds of one call, as ``gated.measure_latency`` predicts them.
         units: open gates of all groups together, or of each group by name:
             ``{"conv1": 10, "fc1": 0.2}``.
@@ -53,6 +55,8 @@ class Budget:
             the first 1,000 steps.
         by: ``"importance"`` or ``"gates"``.
         round_to: by importance, every group keeps a multiple of so many units.
+        uniform: the same groups of all layers keep equally many units, so that one number in a
+            configuration describes them. By importance they do so during training, too.
         measure_every: by importance, steps from one measurement to the next. The default is 4 in a
             training of 1,000 steps or more, else 1. Give 1 if you replay a CUDA graph.
 
@@ -76,6 +80,7 @@ class Budget:
     gated: GatedModel
     steps: int | None
     round_to: int
+    classes: Classes
     measure_every: int | None
     constraints: tuple[Constraint, ...]
     limits: Tensor
@@ -99,21 +104,29 @@ class Budget:
         macs: Limit | None = None,
         params: Limit | None = None,
         weight_bytes: Limit | None = None,
+        kv_bytes: Limit | None = None,
         latency_ms: float | None = None,
         units: Limit | Mapping[str, Limit] | None = None,
         steps: int | None = None,
         by: str = "importance",  # noqa: ARG002  (it chose the class)
         round_to: int = 1,
+        uniform: bool = False,
         measure_every: int | None = None,
     ) -> None:
         _check_model_and_steps(gated, steps)
         _refuse_no_count(
             round_to=round_to, measure_every=1 if measure_every is None else measure_every
         )
-        limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
+        limits = {
+            "macs": macs,
+            "params": params,
+            "weight_bytes": weight_bytes,
+            "kv_bytes": kv_bytes,
+        }
         self.gated = gated
         self.steps = None if steps is None else int(steps)
         self.round_to, self.measure_every = int(round_to), measure_every
+        self.classes = uniform_classes(gated.groups, gated.model) if uniform else ()
         self.constraints = constraints(gated, limits, units, latency_ms)
         self.limits = torch.tensor(
             [c.limit / c.dense for c in self.constraints],
@@ -156,6 +169,7 @@ class Budget:
         gated: GatedModel | None = None,
         *,
         round_to: int = 1,
+        uniform: bool = False,
         batches: Iterable[Any] | None = None,
         loss: Loss | None = None,
     ) -> Projection:
@@ -164,6 +178,7 @@ class Budget:
         Args:
             gated: the model of this budget or a copy of it, such as an average of its weights.
             round_to: widths are multiples of this, as far as a group has as many units.
+            uniform: the same groups of all layers keep equally many units.
             batches: with them, units are chosen by importance and the other weights are re-fitted.
             loss: calls the model on a batch and returns a scalar.
 
@@ -177,10 +192,14 @@ class Budget:
         """
         gated = self.gated if gated is None else gated
         refuse_another_model(self.gated, gated)
+        classes = self.classes
+        if uniform and not classes:
+            classes = uniform_classes(gated.groups, gated.model)
         mask = project(
             gated,
             self.constraints,
             round_to=round_to,
+            classes=classes,
             batches=batches,
             loss=loss,
             importance=self._measured(),

@@ -11,15 +11,21 @@ from torch import Tensor
 from hardconcrete.cost.ledger import KINDS, Ledger
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
-from hardconcrete.gating.costs import LATENCY
+from hardconcrete.gating.costs import KEY_VALUES, LATENCY
 from hardconcrete.units import Group
 
 LABELS = {
     "params": "parameters",
     "macs": "MACs",
     "weight_bytes": "bytes of weights",
+    KEY_VALUES: "bytes of keys and values per token",
     LATENCY: "milliseconds",
 }
+
+NO_KEY_VALUES = (
+    "kv_bytes limits the keys and values of attention, and this model has none: no softmax of a "
+    "product of two tensors is multiplied with a third one; limit macs or params instead"
+)
 
 BAND = 0.02
 """How far below its limit a delivered cost may stay, as a part of it; up to a unit more."""
@@ -173,7 +179,9 @@ def constraints(
 
 def _ledger_cost(gated: GatedModel, name: str, limit: Limit) -> Constraint:
     kind = KINDS.index(name)
-    dense = gated.ledger.dense[kind].item()
+    dense = gated.costs.dense(name)
+    if name == KEY_VALUES and not dense:
+        raise ArgumentError(NO_KEY_VALUES)
     least = gated.ledger.cost(cheapest_mask(gated, kind))[kind].item()
     absolute = _absolute(name, limit, dense)
     _refuse_less_than_least(name, absolute, least, dense)
@@ -232,12 +240,13 @@ def _absolute(name: str, limit: Limit, dense: float) -> float:
 def cheapest_mask(gated: GatedModel, kind: int = KINDS.index("macs")) -> Tensor:
     """A mask with only the cheapest unit of each group open, chosen group by group.
 
-    A group keeps a unit, because without one even layers without gates would cost nothing. All
-    single weights stay open.
+    A group keeps a unit, because without one even layers without gates would cost nothing. Groups
+    that may lose all units are closed. All single weights stay open.
     """
     is_open = torch.zeros(gated.gates.count, dtype=gated.gates.dtype, device=gated.gates.device)
     for group in gated.groups:
-        is_open[group.start if group.keeps_one else group.slice] = 1.0
+        if not group.may_empty:
+            is_open[group.slice if group.of_weights else group.start] = 1.0
     cost_classes = gated.ledger.remaining_gate_kinds().tolist()
     for group in gated.groups:
         if group.keeps_one:

@@ -103,7 +103,7 @@ class CostTargets:
         """
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
-            units[group.slice] = float(group.keeps_one)
+            units[group.slice] = float(not group.of_weights)
         for limit in self.limits:
             kind = () if limit.kind is None else (limit.kind,)
             yield torch.where(units > 0, cheapest_mask(self.gated, *kind).double().cpu(), is_open)

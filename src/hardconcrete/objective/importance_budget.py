@@ -75,6 +75,7 @@ class ImportanceBudget(Budget, by="importance"):
         bank.measured, bank.measuring = bank.measured + 1, True
         self._number = bank.measured
         self._mask = bank.is_open()
+        bank.set_budget_mask(self._mask)
         self._places = _places(bank)
         self._targets = CostTargets(gated, self.constraints, self._open())
         self._running = RunningImportance(bank.location)
@@ -191,7 +192,7 @@ class ImportanceBudget(Budget, by="importance"):
         self._settled = bool(state["settled"])
         self.gated.freeze_gates(False)
         self.gated.gates.measuring = not self._settled
-        self._write()
+        self._apply_mask()
         if self._settled:
             self._freeze()
 
@@ -207,10 +208,16 @@ class ImportanceBudget(Budget, by="importance"):
         costs, settings = self._targets(part, reopen=reopen)
         groups, is_open = self.gated.groups, self._mask.double().cpu()
         kept = select_units(
-            score, groups, is_open, costs, round_to=self.round_to, settings=settings
+            score,
+            groups,
+            is_open,
+            costs,
+            round_to=self.round_to,
+            classes=self.classes,
+            settings=settings,
         )
         self._mask.copy_(kept > 0)
-        self._write()
+        self._apply_mask()
 
     def _settle(self) -> None:
         """Fix the structure."""
@@ -228,6 +235,11 @@ class ImportanceBudget(Budget, by="importance"):
         if not (dist.is_available() and dist.is_initialized()):
             self.gated.freeze_gates()
 
+    def _apply_mask(self) -> None:
+        """Train with the chosen units from now on."""
+        self.gated.gates.set_budget_mask(self._mask)
+        self._write()
+
     def _write(self) -> None:
         """Open and close the gates as the budget chose."""
         self.gated.gates.set_open(self._mask)
@@ -243,11 +255,13 @@ class ImportanceBudget(Budget, by="importance"):
             kept = torch.searchsorted(self._places, _places(bank))
             self._running.keep(kept)
             self._mask, self._places = self._mask[kept], _places(bank)
+            bank.set_budget_mask(self._mask)
 
     def _terms(self) -> list[int]:
         """Numbers that identify the limits and the length in a state."""
         words = [f"{c.name} {c.limit:.6g}" for c in self.constraints]
-        return [zlib.crc32(" ".join([*words, str(self.round_to)]).encode()), self._length]
+        words += [str(self.round_to), *["uniform"] * bool(self.classes)]
+        return [zlib.crc32(" ".join(words).encode()), self._length]
 
 
 def _places(bank: GateBank) -> Tensor:

@@ -8,7 +8,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,12 +29,21 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import BAND, Constraint, cheapest_mask, delivered, expected
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.units import Group
+from hardconcrete.units.uniform import Classes, by_classes
 
 RELATIVE_ROUNDING = 1e-12
 """Relative rounding of a sum in float64. A cost above its limit by less keeps the limit."""
 
 COLLAPSED_BELOW = 0.8
 """A cost below this part of its limit, with a whole group closed, is a collapse."""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Which numbers of units a group may keep; see ``project``."""
+
+    round_to: int = 1
+    classes: Classes = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +70,7 @@ class MaskSource(Protocol):
         gated: GatedModel | None = None,
         *,
         round_to: int = 1,
+        uniform: bool = False,
         batches: Iterable[Any] | None = None,
         loss: Loss | None = None,
     ) -> Projection:
@@ -73,6 +83,7 @@ def project(
     limits: Sequence[Constraint] = (),
     *,
     round_to: int = 1,
+    classes: Classes = (),
     batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
     importance: Tensor | None = None,
@@ -83,6 +94,7 @@ def project(
         gated: the model with its gates.
         limits: the costs that the mask has to keep; without any, only widths change.
         round_to: widths are multiples of this, as far as a group has as many units.
+        classes: names of groups that keep equally many units.
         batches: your batches, to choose units by importance and to re-fit the weights that stay.
         loss: calls the model on a batch and returns a scalar.
         importance: of every unit, as a budget measured it; it decides where there are no batches.
@@ -95,23 +107,24 @@ def project(
         >>> (project(gated, round_to=2).values > 0).tolist()
         [True, True, True, True, False, False]
     """
-    min_units = units_of_closed_groups(gated, round_to)
+    min_units, widths = units_of_closed_groups(gated, round_to), Widths(round_to, classes)
     if batches is not None and loss is not None:
         state = PruningState(copy.deepcopy(gated), keep_batches(batches, DEFAULT_EXAMPLES), loss)
         targets = CostTargets(state.gated, limits, state.is_open)
-        prune_in_stages(state, targets, stages=stages_for(targets.log_reduction), round_to=round_to)
+        stages = stages_for(targets.log_reduction)
+        prune_in_stages(state, targets, stages=stages, round_to=round_to, classes=classes)
         warn_not_refitted(state)
         return Projection(state.gated, state.gates, min_units)
     if importance is not None and importance.any():
-        is_open = _most_important(gated, limits, importance, round_to)
+        is_open = _most_important(gated, limits, importance, widths)
     else:
-        is_open = _most_certain(gated, limits, round_to)
+        is_open = _most_certain(gated, limits, widths)
     values = torch.where(is_open, open_values(gated), 0.0)
     return Projection(gated, values, min_units)
 
 
 def _most_important(
-    gated: GatedModel, limits: Sequence[Constraint], importance: Tensor, round_to: int
+    gated: GatedModel, limits: Sequence[Constraint], importance: Tensor, widths: Widths
 ) -> Tensor:
     """Which units stay by importance, as in training.
 
@@ -124,14 +137,15 @@ def _most_important(
         gated.groups,
         was_open,
         costs,
-        round_to=round_to,
+        round_to=widths.round_to,
+        classes=widths.classes,
         settings=settings,
     )
     return kept > 0
 
 
 @torch.no_grad()
-def _most_certain(gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> Tensor:
+def _most_certain(gated: GatedModel, limits: Sequence[Constraint], widths: Widths) -> Tensor:
     """Which units stay by their gates: every group keeps its likeliest block.
 
     A group that is closed altogether, such as the inside of a residual branch, opens after all
@@ -139,13 +153,15 @@ def _most_certain(gated: GatedModel, limits: Sequence[Constraint], round_to: int
     of it stays in any case.
     """
     is_open, loose, every = gated.gates.is_open(), list[Block](), list[Block]()
-    for group in gated.groups:
-        blocks = _blocks(group, gated, is_open, round_to)
+    for groups in by_classes(gated.groups, widths.classes):
+        blocks = _joined([_blocks(g, gated, is_open, widths.round_to) for g in groups])
         every += blocks
-        loose += blocks[1:] if is_open[group.slice].any() else blocks
+        stays = groups[0].keeps_one and any(is_open[g.slice].any() for g in groups)
+        loose += blocks[1:] if stays else blocks
         for block in blocks:
             is_open[block.gates] = is_open[block.gates].any()
-    return _fitted(_Fits(gated, limits, round_to), is_open, loose, every) if limits else is_open
+    fits = _Fits(gated, limits, widths)
+    return _fitted(fits, is_open, loose, every) if limits else is_open
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +185,7 @@ class Block:
 
 def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list[Block]:
     """The units of a group, likeliest first. A group of single weights has no blocks."""
-    if not group.keeps_one:
+    if group.of_weights:
         return []
     openness = gated.gates.openness().double()
     chance = gated.gates.open_probability().double()
@@ -185,6 +201,19 @@ def _blocks(group: Group, gated: GatedModel, is_open: Tensor, size: int) -> list
     return blocks
 
 
+def _joined(blocks: Sequence[list[Block]]) -> list[Block]:
+    """The first blocks of all groups as one block, the second ones, and so on."""
+    return [
+        replace(
+            parts[0],
+            gates=torch.cat([part.gates for part in parts]),
+            rank=tuple(map(min, zip(*(part.rank for part in parts), strict=True))),
+            alike=all(part.alike for part in parts),
+        )
+        for parts in zip(*blocks, strict=False)
+    ]
+
+
 def units_of_closed_groups(gated: GatedModel, round_to: int) -> int:
     """How many units stay in a group that is closed altogether: a block.
 
@@ -197,8 +226,9 @@ def units_of_closed_groups(gated: GatedModel, round_to: int) -> int:
 class _Fits:
     """Whether compaction keeps the limits if these gates are open."""
 
-    def __init__(self, gated: GatedModel, limits: Sequence[Constraint], round_to: int) -> None:
-        self.gated, self.limits, self.round_to = gated, limits, round_to
+    def __init__(self, gated: GatedModel, limits: Sequence[Constraint], widths: Widths) -> None:
+        self.gated, self.limits, self.widths = gated, limits, widths
+        round_to = widths.round_to
         none = torch.zeros(gated.gates.count, dtype=torch.bool)
         counts_blocks = units_of_closed_groups(gated, round_to) > 1  # one unit counts anyway
         groups = gated.groups if counts_blocks else ()
@@ -209,8 +239,8 @@ class _Fits:
         """The cheapest unit of each group by each limit. There is none for blocks of units."""
         units = torch.zeros_like(is_open)
         for group in self.gated.groups:
-            units[group.slice] = group.keeps_one
-        if self.round_to > 1:
+            units[group.slice] = not group.of_weights
+        if self.widths.round_to > 1:
             return []
         kinds = [() if limit.kind is None else (limit.kind,) for limit in self.limits]
         cheapest = [cheapest_mask(self.gated, *kind).bool() for kind in kinds]
@@ -244,7 +274,7 @@ def _fitted(fits: _Fits, is_open: Tensor, loose: list[Block], every: list[Block]
                 return _filled(fits, one_each, sorted(every, key=lambda block: block.rank))
         raise CompactionError(
             "the budget cannot be kept: one block of each group already exceeds it; raise "
-            f"the budget{', or lower round_to' * (fits.round_to > 1)}"
+            f"the budget{', or lower round_to' * (fits.widths.round_to > 1)}"
         )
     while least < most:
         middle = (least + most) // 2

@@ -26,6 +26,7 @@ from hardconcrete.importance.stages import (
 from hardconcrete.objective.constraint import Constraint, Limit, constraints
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
+from hardconcrete.units.uniform import uniform_classes
 
 
 def prune(
@@ -38,13 +39,16 @@ def prune(
     macs: Limit | None = None,
     params: Limit | None = None,
     weight_bytes: Limit | None = None,
+    kv_bytes: Limit | None = None,
     latency_ms: float | None = None,
     units: Limit | Mapping[str, Limit] | None = None,
     round_to: int = 1,
+    uniform: bool = False,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     stages: int = DEFAULT_STAGES,
     examples: int = DEFAULT_EXAMPLES,
+    min_units: int = 1,
     form: Form = "auto",
     progress: bool | None = None,
 ) -> nn.Module:
@@ -59,7 +63,8 @@ def prune(
 
     Args:
         model: any module that ``find_groups`` can trace.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs that
+            the model can be called with. None if all are in ``kwargs``.
         batches: an iterable of your batches, for example a ``DataLoader``. The first ones are
             kept, until they hold ``examples``. They may be training data.
         loss: calls the model on a batch and returns a scalar.
@@ -68,13 +73,18 @@ def prune(
             for the examples in ``example_inputs``.
         params: parameters, likewise.
         weight_bytes: memory of parameters and buffers, likewise.
+        kv_bytes: keys and values of all attention for one token of one example, likewise.
         latency_ms: milliseconds of one call with the example inputs, on this machine.
         units: units of all groups together, or of each by name: ``{"conv1": 10, "fc1": 0.2}``.
         round_to: widths are multiples of this, except in groups with fewer units.
+        uniform: the same groups of all layers keep equally many units, so that one number in a
+            configuration describes them.
         include: patterns such as ``"layers.*"``: only groups with such names lose units.
         exclude: patterns of groups that lose no units.
         stages: how often importance is measured, units are removed and weights are re-fitted.
         examples: how many examples to use; more make a better model, and take longer.
+        min_units: 0 lets the whole inside of a branch go, such as an attention or the feed-forward
+            layers of a block; with 1 each group keeps a unit.
         form: ``"module"``, ``"graph"`` or ``"auto"``; see ``compact``.
         progress: False for no display, True for one, None for one in a terminal.
 
@@ -88,16 +98,29 @@ def prune(
         Linear(in_features=8, out_features=32, bias=True)
     """
     _refuse_bad_numbers(round_to=round_to, stages=stages, examples=examples)
-    limits = {"macs": macs, "params": params, "weight_bytes": weight_bytes}
-    request = PruningRequest(limits, units, latency_ms, include, exclude)
+    limits = {
+        "macs": macs,
+        "params": params,
+        "weight_bytes": weight_bytes,
+        "kv_bytes": kv_bytes,
+    }
+    request = PruningRequest(limits, units, latency_ms, include, exclude, min_units)
     with random_state_kept(), torch.inference_mode(False), PruningProgress(stages, progress) as bar:
         inputs = example_inputs, kwargs
         state = attach_open_gates(model, inputs, batches, loss, request, examples)
+        classes = uniform_classes(state.gated.groups, state.gated.model) if uniform else ()
         targets = CostTargets(state.gated, request.constraints(state.gated), state.is_open)
         if targets.is_met:
             _warn_nothing_to_prune(request)
         else:
-            prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
+            prune_in_stages(
+                state,
+                targets,
+                stages=stages,
+                round_to=round_to,
+                classes=classes,
+                on_progress=bar.say,
+            )
         bar.finish("verifying")
         small = cut_and_verify(state.gated, state.gates, form=form)
     warn_not_refitted(state)
@@ -113,6 +136,7 @@ class PruningRequest:
     latency_ms: float | None = None
     include: str | Sequence[str] = ()
     exclude: str | Sequence[str] = ()
+    min_units: int = 1
 
     @property
     def limits_in_words(self) -> str:
@@ -138,7 +162,7 @@ class PruningRequest:
 def _is_met_by_dense(limit: Limit, gated: GatedModel, name: str) -> bool:
     """Whether the dense model is within an absolute limit."""
     absolute = isinstance(limit, Integral) and not isinstance(limit, bool)
-    return absolute and limit >= gated.delivered(name).item()
+    return absolute and 0 < gated.delivered(name).item() <= limit
 
 
 def attach_open_gates(
@@ -162,7 +186,13 @@ def attach_open_gates(
     kept = keep_batches(batches, examples)
     dense = detached_copy(model)
     _try_loss(dense, kept[0], loss)
-    gated = attach_gates(dense, *inputs, include=request.include, exclude=request.exclude)
+    gated = attach_gates(
+        dense,
+        *inputs,
+        include=request.include,
+        exclude=request.exclude,
+        min_units=request.min_units,
+    )
     return PruningState(gated, kept, loss)
 
 

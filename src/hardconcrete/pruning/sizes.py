@@ -16,7 +16,7 @@ from hardconcrete.importance.stages import (
     stages_for,
     warn_not_refitted,
 )
-from hardconcrete.objective.constraint import constraints
+from hardconcrete.objective.constraint import LABELS, constraints
 from hardconcrete.objective.cost_targets import CostTargets
 from hardconcrete.pruning.progress import PruningProgress
 from hardconcrete.pruning.prune import PruningRequest, attach_open_gates
@@ -42,23 +42,28 @@ def start_pruning(
 
 
 def prune_to_sizes(
-    state: PruningState, fractions: Sequence[float], round_to: int, progress: bool | None
+    state: PruningState,
+    fractions: Sequence[float],
+    cost: str,
+    round_to: int,
+    progress: bool | None,
 ) -> dict[float, nn.Module]:
-    """A small model for each fraction of the dense multiply-adds.
+    """A small model for each fraction of a dense cost.
 
     Args:
         state: the model. It is changed.
-        fractions: of the dense multiply-adds, in any order.
+        fractions: of the dense cost, in any order.
+        cost: ``"macs"``, ``"params"``, ``"weight_bytes"`` or ``"kv_bytes"``.
         round_to: widths are multiples of this.
         progress: False for no display, True for one, None for one in a terminal.
     """
     gated = state.gated
-    limits = {fraction: constraints(gated, {"macs": fraction}, None) for fraction in fractions}
+    limits = {fraction: constraints(gated, {cost: fraction}, None) for fraction in fractions}
     sizes: dict[float, nn.Module] = {}
     for fraction in sorted(limits, reverse=True):
         targets = CostTargets(gated, limits[fraction], state.is_open)
         stages = stages_for(targets.log_reduction)
-        with PruningProgress(stages, progress, f"{fraction:.0%} of the MACs") as bar:
+        with PruningProgress(stages, progress, f"{fraction:.0%} of the {LABELS[cost]}") as bar:
             prune_in_stages(state, targets, stages=stages, round_to=round_to, on_progress=bar.say)
             bar.finish("verifying")
             sizes[fraction] = cut_and_verify(gated, state.gates)

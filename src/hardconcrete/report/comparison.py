@@ -135,12 +135,15 @@ def _finite(value: float) -> float | None:
 def _rows(report: Report) -> list[tuple[str, str, str, str]]:
     before, after = report.before, report.after
     rows = [("", "before", "after", "ratio")]
-    for name, key, formatted in (
+    counts = [
         ("parameters", "params", "{:,}".format),
         ("MACs", "macs", "{:,}".format),
         ("weights", "weight_bytes", readable_bytes),
         ("activations", "activation_bytes", readable_bytes),
-    ):
+    ]
+    if before.kv_bytes and after.kv_bytes is not None:
+        counts.append(("keys and values per token", "kv_bytes", readable_bytes))
+    for name, key, formatted in counts:
         old, new = getattr(before, key), getattr(after, key)
         rows.append((name, formatted(old), formatted(new), _times(_ratio(old, new))))
     for entry in report.latencies:

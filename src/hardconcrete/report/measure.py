@@ -19,7 +19,7 @@ from hardconcrete.cost.latency.timing import Call, interleaved, quartiles, wait_
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, plain_copy
 from hardconcrete.gating.class_swap import is_swapped
-from hardconcrete.graph.example_inputs import ExampleInputs
+from hardconcrete.graph.example_inputs import ExampleInputs, as_inputs
 from hardconcrete.report.comparison import Latency, Report
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -29,7 +29,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 def measure(
     before: nn.Module,
     after: nn.Module,
-    inputs: Any,
+    inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     batches: Sequence[int] = (1, 64),
@@ -45,9 +45,9 @@ def measure(
     Args:
         before: the model to compare with.
         after: the smaller model, on the same device.
-        inputs: a tensor, or a tuple of positional inputs. Tensors with the length of the first
-            one have a row per example. They are cut or repeated along dimension 0 to the batch
-            sizes.
+        inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs. Tensors with
+            the length of the first one have a row per example. They are cut or repeated along
+            dimension 0 to the batch sizes.
         kwargs: keyword inputs of the same call.
         batches: batch sizes to time. The counts are of one example.
         repeats: timed calls of each model, at each batch size.
@@ -62,7 +62,7 @@ def measure(
         (60, 30, [1, 32])
     """
     _check_settings(batches, repeats, layouts)
-    example = (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), dict(kwargs or {}))
+    example = as_inputs(inputs, kwargs)
     size = batch_size(example)
     models = (_plain("before", before), _plain("after", after))
     devices = _devices(example, models)
@@ -132,7 +132,8 @@ def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]
 
 def _plain(side: str, model: nn.Module) -> nn.Module:
     if isinstance(model, GatedModel):
-        return plain_copy(dense_model(model))
+        dense = dense_model(model)
+        return plain_copy(dense, shared=dense.parameters())
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"{side} is a {type(model).__name__}; measure takes an nn.Module")
     if any(is_swapped(module) for module in model.modules()):

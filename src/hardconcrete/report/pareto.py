@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hardconcrete.cost import count
+from hardconcrete.cost import KINDS, count
 from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel
@@ -32,11 +32,12 @@ class Point:
     """One size of a model.
 
     Args:
-        fraction: the budget, as a fraction of the dense multiply-adds.
+        fraction: the budget, as a fraction of the dense cost.
         macs: multiply-adds for the example inputs.
         params: parameters.
         error: the value of ``evaluate``.
         ms: the median milliseconds of a call with the example inputs; None if not timed.
+        kv_bytes: bytes of keys and values per token; 0 without attention.
     """
 
     fraction: float
@@ -44,6 +45,7 @@ class Point:
     params: int
     error: float
     ms: float | None = None
+    kv_bytes: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,13 @@ class Pareto:
         return iter(self.points)
 
     def __str__(self) -> str:
+        attends = any(p.kv_bytes for p in self.points)
         lines = [f"{'budget':>8}{'MACs':>16}{'parameters':>14}{'error':>10}{'ms':>10}"]
+        lines[0] += f"{'KV bytes':>10}" if attends else ""
         for p in self.points:
             ms = "" if p.ms is None else f"{p.ms:.3f}"
-            lines.append(f"{p.fraction:>8.1%}{p.macs:>16,}{p.params:>14,}{p.error:>10.4g}{ms:>10}")
+            line = f"{p.fraction:>8.1%}{p.macs:>16,}{p.params:>14,}{p.error:>10.4g}{ms:>10}"
+            lines.append(line + (f"{p.kv_bytes:>10,}" if attends else ""))
         return "\n".join(lines)
 
     def plot(self, out: Path | str) -> tuple[Path, Path]:
@@ -96,6 +101,7 @@ def pareto(
     kwargs: Mapping[str, Any] | None = None,
     *,
     fractions: Sequence[float],
+    cost: str = "macs",
     evaluate: Callable[[nn.Module], float],
     finetune: Callable[[nn.Module], object] | None = None,
     round_to: int = 1,
@@ -105,18 +111,19 @@ def pareto(
     repeats: int = 20,
     progress: bool | None = None,
 ) -> Pareto:
-    """Prune one trained model to several sizes: error against multiply-adds and latency.
+    """Prune one trained model to several sizes: error against cost and latency.
 
     Each size starts from the next larger one, and is pruned and re-fitted as in ``prune``.
 
     Args:
         model: a trained model, or a ``GatedModel`` as ``gated.eval()`` computes. It is not changed.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with;
-            None for a gated model.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs that
+            the model can be called with; None for a gated model.
         batches: your batches, as for ``prune``.
         loss: calls the model on a batch and returns a scalar.
         kwargs: keyword inputs of the call with the example inputs.
-        fractions: budgets, as fractions of the dense multiply-adds.
+        fractions: budgets, as fractions of the dense cost.
+        cost: ``"macs"``, ``"params"``, ``"weight_bytes"`` or ``"kv_bytes"``.
         evaluate: the error of a small model, which is in evaluation mode.
         finetune: trains a small model in place. It gets the re-fitted model in training mode. The
             next smaller size starts from the model before ``finetune``.
@@ -138,14 +145,16 @@ def pareto(
         [48, 108]
     """
     if not isinstance(fractions, Iterable) or not (fractions := [*map(_as_fraction, fractions)]):
-        raise ArgumentError("pareto needs fractions of the dense multiply-adds, in a list")
+        raise ArgumentError("pareto needs fractions of the dense cost, in a list")
+    if cost not in KINDS:
+        raise ArgumentError(f"cost={cost!r} is not known; use one of {', '.join(KINDS)}")
     if repeats < 0 or repeats == 1:
         raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
-    request = PruningRequest({"macs": min(fractions)}, include=include, exclude=exclude)
+    request = PruningRequest({cost: min(fractions)}, include=include, exclude=exclude)
     with random_state_kept(), torch.inference_mode(False):
         inputs = example_inputs, kwargs
         state = start_pruning(model, inputs, batches, loss, request, examples)
-        sizes = prune_to_sizes(state, fractions, round_to, progress)
+        sizes = prune_to_sizes(state, fractions, cost, round_to, progress)
     for small in sizes.values():
         if finetune is not None:
             with torch.inference_mode(False), torch.enable_grad():
@@ -158,7 +167,7 @@ def pareto(
         costs = count(small, *state.gated.example)
         with torch.no_grad():
             error = float(evaluate(small))
-        points.append(Point(fraction, costs.macs, costs.params, error, ms))
+        points.append(Point(fraction, costs.macs, costs.params, error, ms, costs.kv_bytes))
     return Pareto(tuple(points))
 
 
@@ -166,7 +175,7 @@ def _as_fraction(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{value!r} is no fraction of the dense multiply-adds") from error
+        raise ArgumentError(f"{value!r} is no fraction of the dense cost") from error
 
 
 def _median_ms(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.fingerprint import fingerprint, fingerprint_of_inputs
 from hardconcrete.graph.propagate import LabelledGraph, concrete_shape, propagate
-from hardconcrete.graph.trace import as_args, trace
+from hardconcrete.graph.trace import trace
 from hardconcrete.units.group import Group
 from hardconcrete.units.grouping import Fixed, Grouping
 from hardconcrete.units.relations import Relations
+from hardconcrete.units.savings import Savings, savings_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Analysis:
         groups: the units that can be removed.
         fixed: the units that cannot, and why.
         labelled: the traced graph with its labels; None after unpickling.
+        savings: the largest share of the model that could be removed, and what keeps the rest.
         relations: what reads and what makes each unit; None after unpickling.
         seen: fingerprint of the model.
         inputs: fingerprint of the example inputs.
@@ -49,11 +52,18 @@ class Analysis:
            └─ cut along  0.weight[0], 0.bias[0]
         fixed
         └─ 2: 2 fixed: the model's output (output in the model itself)
+        at most 67% of the MACs and 61% of the parameters can go
+        up to so much more could go, but
+        ├─ 22% of the MACs and 17% of the parameters: the model's input input
+        └─ 11% of the MACs and 17% of the parameters: the model's output (output)
+        >>> found.savings.largest.params    # 14 of 23, with one unit left
+        0.6086956521739131
     """
 
     model: str
     groups: tuple[Group, ...]
     fixed: tuple[Fixed, ...]
+    savings: Savings
     labelled: LabelledGraph
     relations: Relations
     seen: Any
@@ -108,14 +118,14 @@ class Analysis:
         lines += ["fixed"] * bool(self.fixed)
         for k, fixed in enumerate(self.fixed):
             lines.append(f"{'└─' if k == len(self.fixed) - 1 else '├─'} {fixed}")
-        return "\n".join(lines)
+        return "\n".join([*lines, str(self.savings)])
 
     def __deepcopy__(self, _: Any) -> "Analysis":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the graph, which cannot be pickled."""
-        return Analysis, (self.model, self.groups, self.fixed, None, None, None, None)
+        return Analysis, (self.model, self.groups, self.fixed, self.savings, None, None, None, None)
 
 
 def _branch(group: Group, head: str, indent: str) -> list[str]:
@@ -129,7 +139,7 @@ def _branch(group: Group, head: str, indent: str) -> list[str]:
 
 def find_groups(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     input_features: bool = False,
@@ -141,7 +151,8 @@ def find_groups(
 
     Args:
         model: any module that can be traced, also on meta tensors.
-        example_inputs: a tensor, or a tuple of positional inputs, the model can be called with.
+        example_inputs: a tensor, a tuple of positional inputs, or a mapping of keyword inputs (a
+            dict, a ``BatchEncoding``) that the model can be called with.
         kwargs: keyword inputs of the same call.
         input_features: count dimension 1 of the model's inputs as units, too.
 
@@ -152,7 +163,8 @@ def find_groups(
         >>> [(group.name, group.units) for group in found]
         [('0', 3)]
     """
-    return analyze(model, as_args(example_inputs), kwargs, input_features=input_features)
+    args, keywords = as_inputs(example_inputs, kwargs)
+    return analyze(model, args, keywords, input_features=input_features)
 
 
 _latest: tuple["weakref.ref[nn.Module]", bool, Analysis] | None = None
@@ -201,9 +213,12 @@ def _analyzed(
         relations = Relations(labelled)
         grouping = Grouping(labelled, relations, model, batch_of(labelled))
         groups, fixed = grouping.groups(), grouping.fixed()
+        roots = [relations.units_of(group) for group in groups]
+        state = labelled.state
+        savings = savings_of(model, state.labels, relations, state.contractions, roots)
     graph.graph.owning_module = None  # it holds the model's parameters
     seen = fingerprint(model)
-    return Analysis(type(model).__name__, groups, fixed, labelled, relations, seen, inputs)
+    return Analysis(type(model).__name__, groups, fixed, savings, labelled, relations, seen, inputs)
 
 
 def batch_of(labelled: LabelledGraph) -> int:

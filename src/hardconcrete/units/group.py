@@ -25,6 +25,7 @@ class Group:
         index: its place among the groups that have gates.
         start: place of its first gate among all gates.
         removed: how many units ``shrink`` has removed.
+        may_empty: whether all its units may go, as the inside of a residual branch can.
 
     Example:
         >>> import torch, hardconcrete as hc
@@ -45,6 +46,7 @@ class Group:
     index: int = -1
     start: int = 0
     removed: int = 0
+    may_empty: bool = False
 
     @property
     def gated(self) -> tuple[Axis, ...]:
@@ -79,7 +81,12 @@ class Group:
     @property
     def keeps_one(self) -> bool:
         """Whether compaction keeps at least one unit. Of single weights it may keep none."""
-        return all(axis.dim is not None for axis in self.gated)
+        return not (self.may_empty or self.of_weights)
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether single weights are its units: these do not change the size of a matrix."""
+        return any(axis.dim is None for axis in self.gated)
 
     def squared_norms(self, model: nn.Module) -> Tensor:
         """Sum of squares of the ungated weights of each unit, the inner sum of eq. 17."""

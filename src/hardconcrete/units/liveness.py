@@ -7,6 +7,7 @@ way. A dead unit is cut out of all parameters, so another unit may lose its last
 ``cost.liveness_formulas`` states the same rule as formulas of gates, whose mean has a gradient.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -83,15 +84,18 @@ class Liveness:
                     all_shut[root] = all_shut.get(root, True) and not entry_open
         return {root for root, shut in all_shut.items() if shut} - self.relations.zero_lost
 
-    def revive(self, analysis: Analysis, least: int, chance: dict[str, Tensor]) -> None:
+    def revive(
+        self, analysis: Analysis, least: Mapping[str, int], chance: dict[str, Tensor]
+    ) -> None:
         """Bring back the likeliest units of each group, so that it keeps ``least`` of them."""
         for group in analysis:
             roots = analysis.units_by_root[group.name]
             alive = [root for root in roots if root not in self.dead]
-            if len(alive) < least:
+            missing = least[group.name] - len(alive)
+            if missing > 0:
                 scores = self._scores(group, chance)
                 best = sorted(range(len(roots)), key=lambda k: -scores[k])
-                for k in [k for k in best if roots[k] in self.dead][: least - len(alive)]:
+                for k in [k for k in best if roots[k] in self.dead][:missing]:
                     self.dead.discard(roots[k])
                     self.revived.add(roots[k])
 

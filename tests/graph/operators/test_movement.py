@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hardconcrete.graph.operators.movement import movement
+import hardconcrete as hc
+from hardconcrete.graph.labels import Labels
+from hardconcrete.graph.operators.movement import _reshaped, movement
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
 from tests.graph.operators.contract import (
@@ -103,3 +105,65 @@ def test_labels_are_not_as_large_as_activations() -> None:
     call = OperatorCall("permute", arguments, made, "", torch.ops.aten.permute.default)
     (part,) = movement(state, call).components
     assert part.labels.shape == (3, 1, 2, 1, 4)
+
+
+RESHAPED = {
+    "merged": ((4, 6, 5), (24, 5), (1, 6, 1), (24, 1)),
+    "merged, equal": ((4, 6, 5), (24, 5), (1, 1, 5), (1, 5)),
+    "split": ((4, 6), (2, 2, 6), (1, 6), (1, 1, 6)),
+    "across": ((4, 6), (8, 3), (4, 1), (8, 3)),
+    "sizes of 1": ((1, 4, 1, 6), (4, 1, 1, 2, 3, 1), (1, 4, 1, 1), (4, 1, 1, 1, 1, 1)),
+    "to a number": ((1, 1), (), (1, 1), ()),
+    "from a number": ((), (1, 1), (), (1, 1)),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "shape", "small"), RESHAPED.values(), ids=RESHAPED)
+def test_reshaped_labels_stay_small(
+    before: tuple[int, ...], after: tuple[int, ...], shape: tuple[int, ...], small: tuple[int, ...]
+) -> None:
+    labels = torch.rand(shape)
+    result = _reshaped(labels, before, after)
+    assert tuple(result.shape) == small
+    assert torch.equal(result.expand(after), labels.expand(before).reshape(after))
+
+
+class Grouped(nn.Module):
+    """Attention with two queries for each key and value, which are copied in either way."""
+
+    def __init__(self, interleaved: bool) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.interleaved = interleaved
+
+    def copied(self, x: torch.Tensor) -> torch.Tensor:
+        if self.interleaved:
+            return x.repeat_interleave(2, 1).flip(-2)
+        batch, heads, length, size = x.shape
+        return x[:, :, None].expand(-1, -1, 2, -1, -1).reshape(batch, 2 * heads, length, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q = self.q(x).view(batch, length, 4, 4).transpose(1, 2)
+        k, v = self.kv(x).view(batch, length, 2, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, self.copied(k), self.copied(v))
+        return self.o(mixed.transpose(1, 2).reshape(batch, length, 16))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_labels_are_as_small_for_long_inputs(
+    monkeypatch: pytest.MonkeyPatch, interleaved: bool
+) -> None:
+    largest = [0]
+    find = Labels.find
+
+    def watched(self: Labels, labels: torch.Tensor) -> torch.Tensor:
+        largest[-1] = max(largest[-1], labels.untyped_storage().nbytes())
+        return find(self, labels)
+
+    monkeypatch.setattr(Labels, "find", watched)
+    for length in (3, 300):
+        largest.append(0)
+        found = hc.find_groups(Grouped(interleaved), torch.zeros(2, length, 8))
+        assert [(group.kind, group.units) for group in found] == [("attention head", 2)]
+    assert largest[1] == largest[2]

@@ -1,6 +1,7 @@
 """Fused attention, whose heads are units, and recurrent layers, whose units are fixed."""
 
 from dataclasses import replace
+from math import prod
 from string import ascii_lowercase
 
 from hardconcrete.graph.operators.contraction import contract, record_contraction
@@ -53,10 +54,11 @@ def recurrent(state: PropagationState, call: OperatorCall) -> list[Value] | Valu
     for value in call.values:
         state.fix(value, "a recurrent layer keeps its sizes")
     weights = [value for value in call.values if value.from_parameters and len(value.shape) > 1]
+    steps = prod(call.values[0].shape[:-1])
     record_contraction(
         state,
         "neuron",
-        0,
+        steps * sum(prod(weight.shape) for weight in weights),
         [],
         [],
         [part for value in weights for part in value.components_along(0)],

@@ -13,6 +13,8 @@ Operand = tuple[Value, str]
 """A tensor and its letters in the einsum."""
 
 EMBEDDING_KIND = "embedding dimension"
+EXPERT_KIND = "expert"
+EXPERTS = "the data choose among these experts, also one whose gate is closed"
 ATTENTION = "activations are multiplied with activations, and the sum is over all of them"
 
 
@@ -26,6 +28,10 @@ def contract(
     has that letter: the gate sits on that parameter. In a product of activations the summed letters
     stay whole. Of heads and head dimensions this leaves the heads.
     """
+    if not all(value.from_parameters or value.chosen for value, _ in operands):
+        operands = [
+            (replace(v, from_parameters=v.from_parameters or v.chosen), s) for v, s in operands
+        ]
     letters = "".join(dict.fromkeys("".join(subscripts for _, subscripts in operands)))
     aligned = [
         value.at_dims([letters.index(letter) for letter in subscripts], len(letters))
@@ -63,12 +69,22 @@ def contract(
     summed_alone = {
         dim for dim in summed if sum(letters[dim] in subscripts for _, subscripts in operands) == 1
     }
-    macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
+    macs = 0  # of an outer product
     if summed:
+        macs = prod(size for dim, size in enumerate(sizes) if dim not in summed_alone)
         multiplied = [aligned[k] for k in activations]
         heads += [part for part in merged if _operands_along(multiplied, part) > 1]
-    record_contraction(state, kind, macs, merged, reads, [] if from_parameters else makes, heads)
+    parts = [*merged, *_fixed_along_parameters(aligned, merged)]
+    record_contraction(state, kind, macs, parts, reads, [] if from_parameters else makes, heads)
     return Value(tuple(sizes[dim] for dim in order), tuple(result), from_parameters)
+
+
+def _fixed_along_parameters(
+    aligned: Sequence[Value], merged: Sequence[Component]
+) -> list[Component]:
+    """The dimensions of parameters whose labels all became one, which cannot shrink."""
+    known = {dim for part in merged for dim in part.dims}
+    return [part for part in _parameter_components(aligned) if not known & set(part.dims)]
 
 
 def _fix_within_rigid(
@@ -84,9 +100,7 @@ def _fix_within_rigid(
                 each for each in others if each.shape[dim] > 1 and not each.components_along(dim)
             ]
             if rigid:
-                why = f": {rigid[0].why_rigid}" if rigid[0].why_rigid else ""
-                text = f"it is combined with a tensor that cannot shrink{why}"
-                state.labels.fix(part.labels, state.reason(text))
+                state.labels.fix(part.labels, state.combined_with(rigid[0]))
 
 
 def record_contraction(
@@ -191,6 +205,26 @@ def _matmul(state: PropagationState, first: Value, second: Value) -> Value:
     b = "Z" if right == 1 else f"{batch[len(batch) - right + 2 :]}ZY"
     output = batch + ("X" if left > 1 else "") + ("Y" if right > 1 else "")
     return contract(state, [(first, a), (second, b)], output)
+
+
+@rule("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
+def grouped_matmul(state: PropagationState, call: OperatorCall) -> Value:
+    """Each row times one of several matrices: those of the experts that data choose."""
+    rows, matrices = call.values[:2]
+    if len(rows.shape) != 2 or len(matrices.shape) != 3:
+        raise NotImplementedError("rows and stacked matrices are known")
+    whole = keep_experts(state, matrices)
+    parts = [replace(part, labels=part.labels.select(0, 0)) for part in whole.components]
+    chosen = replace(whole, shape=whole.shape[1:], components=tuple(parts))
+    return contract(state, [(rows, "xz"), (chosen, "zy")], "xy")
+
+
+def keep_experts(state: PropagationState, matrices: Value) -> Value:
+    """Fix the experts along the first dimension of a parameter, and record that they are there."""
+    experts = [part for part in matrices.components_along(0) if part.axis]
+    whole = state.keep_whole(matrices, [0], EXPERTS)
+    record_contraction(state, EXPERT_KIND, 0, [], [], experts)
+    return whole
 
 
 @rule("addmm", "baddbmm")

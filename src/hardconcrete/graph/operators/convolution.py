@@ -49,7 +49,7 @@ def _depthwise(weight: Value, groups: int, transposed: bool) -> bool:
 def _channels(value: Value, dim: int) -> Value:
     """A vector with the labels of the channels of a tensor."""
     parts = [replace(part, labels=part.labels.reshape(-1)) for part in value.components_along(dim)]
-    return Value((value.shape[dim],), tuple(parts), value.from_parameters)
+    return Value((value.shape[dim],), tuple(parts), value.from_parameters, value.why_rigid)
 
 
 def _unite_across_groups(state: PropagationState, value: Value, groups: int) -> Value:
@@ -84,9 +84,8 @@ def _grouped_components(
         for part in summed:
             state.labels.fix(part.labels, state.reason("the kernel is not a parameter"))
     made = [part for part in outputs.components if part.axis]
-    record_contraction(
-        state, FEATURE_MAP, _macs(call, weight), [*summed, *outputs.components], readers, made
-    )
+    parts = [*(summed or inputs.components), *outputs.components]
+    record_contraction(state, FEATURE_MAP, _macs(call, weight), parts, readers, made)
     return list(outputs.components)
 
 

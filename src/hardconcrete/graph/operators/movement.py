@@ -1,24 +1,37 @@
 """Operators that only move data. Their rule runs the operator on the labels."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hardconcrete.graph.operators.contraction import EMBEDDING_KIND, record_contraction
+from hardconcrete.graph.operators.contraction import (
+    EMBEDDING_KIND,
+    keep_experts,
+    record_contraction,
+)
 from hardconcrete.graph.operators.registry import rule
 from hardconcrete.graph.propagation_state import OperatorCall, PropagationState
 from hardconcrete.graph.values import Component, Value
+
+RESHAPES = (
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as", "ravel",
+)  # fmt: skip
+"""Operators that keep the order of all entries."""
+
+PER_DIMENSION = ("flip", "fliplr", "flipud", "repeat", "tile")
+"""Operators that treat each dimension alike, whatever its size."""
 
 SPLIT_UNIT = "an index or slice separates one unit from the others"
 
 
 @rule(
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "permute",
-    "transpose", "t", "numpy_T", "movedim", "swapaxes", "slice", "select",
-    "narrow", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "pixel_unshuffle", "diagonal",
-    "view_as", "reshape_as", "mT", "mH", "ravel", "adjoint", "swapdims", "moveaxis",
+    *RESHAPES, *PER_DIMENSION, "squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T",
+    "movedim", "swapaxes", "slice", "select", "narrow", "rot90", "pixel_unshuffle", "diagonal",
+    "mT", "mH", "adjoint", "swapdims", "moveaxis",
 )  # fmt: skip
 def movement(state: PropagationState, call: OperatorCall) -> Value:
     """An operator with one result."""
@@ -41,16 +54,52 @@ def run_on_labels(state: PropagationState, call: OperatorCall) -> list[Value]:
     value: Value = call["self"]
     components: list[list[Component]] = [[] for _ in call.shapes]
     for part in value.components:
-        results = _call_on_labels(call, part.labels.expand(value.shape))
+        results = _moved(call, part.labels, value.shape)
         for known, labels in zip(components, results, strict=True):
             if labels.numel():
                 known.append(replace(part, labels=_without_copies(labels)))
     return [
         state.simplified(
-            Value(shape, tuple(parts), value.from_parameters, value.why_rigid), SPLIT_UNIT
+            Value(shape, tuple(parts), value.from_parameters, value.why_rigid, value.chosen),
+            SPLIT_UNIT,
         )
         for shape, parts in zip(call.shapes, components, strict=True)
     ]
+
+
+def _moved(call: OperatorCall, labels: Tensor, shape: Sequence[int]) -> list[Tensor]:
+    """The labels of each result. They are much smaller than the tensor, and stay so."""
+    if call.operator in RESHAPES and 0 not in shape:
+        return [_reshaped(labels, shape, call.shape)]
+    of_a_dimension = call.operator == "repeat_interleave" and call["dim"] is not None
+    if of_a_dimension or call.operator in PER_DIMENSION:
+        return _call_on_labels(call, labels)
+    return _call_on_labels(call, labels.expand(shape))
+
+
+def _reshaped(labels: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Reshape labels, with size 1 where blocks of dimensions have equal labels.
+
+    Example:
+        >>> _reshaped(torch.arange(6).view(1, 2, 1, 3), [4, 2, 5, 3], [8, 5, 3]).shape
+        torch.Size([8, 1, 3])
+    """
+    full, sizes = list(labels.shape), list(after)
+    i = j = 0
+    while i < len(before) or j < len(after):
+        first, rows, columns = (i, j), prod(before[i : i + 1]), prod(after[j : j + 1])
+        i, j = min(i + 1, len(before)), min(j + 1, len(after))
+        while rows != columns:  # until both sides of the block have as many entries
+            if rows < columns:
+                rows, i = rows * before[i], i + 1
+            else:
+                columns, j = columns * after[j], j + 1
+        block = slice(first[0], i)
+        if prod(labels.shape[block]) == 1:
+            sizes[first[1] : j] = [1] * (j - first[1])
+        else:
+            full[block] = before[block]
+    return labels.expand(full).reshape(sizes)
 
 
 def _call_on_labels(call: OperatorCall, labels: Tensor) -> list[Tensor]:
@@ -155,7 +204,12 @@ def _advanced_indexing(state: PropagationState, call: OperatorCall, text: str) -
     if len(call.shape) != len(value.shape) - len(indexed_dims) + extra:
         state.fix(value, text)
         return Value(call.shape)
-    whole = state.keep_whole(value, indexed_dims, text)
+    by_data = any(not call["indices"][dim].from_parameters for dim in indexed_dims)
+    of_experts = value.from_parameters and by_data and indexed_dims == [0] and len(value.shape) > 2
+    if of_experts:
+        whole = keep_experts(state, value)
+    else:
+        whole = state.keep_whole(value, indexed_dims, text)
     adjacent = indexed_dims == list(range(indexed_dims[0], indexed_dims[-1] + 1))
     before = indexed_dims[0] if adjacent else 0
     parts = []
@@ -163,9 +217,11 @@ def _advanced_indexing(state: PropagationState, call: OperatorCall, text: str) -
         sizes = [size for dim, size in enumerate(part.labels.shape) if dim not in indexed_dims]
         labels = part.labels.reshape(*sizes[:before], *[1] * extra, *sizes[before:])
         parts.append(replace(part, labels=labels))
-    by_data = any(not call["indices"][dim].from_parameters for dim in indexed_dims)
+    if of_experts:
+        return Value(call.shape, tuple(parts), chosen=True)
     if value.from_parameters and by_data:  # an embedding written as an index
         record_contraction(
             state, EMBEDDING_KIND, 0, parts, [], [part for part in parts if part.axis]
         )
-    return Value(call.shape, tuple(parts), value.from_parameters and not by_data)
+    from_parameters = value.from_parameters and not by_data
+    return Value(call.shape, tuple(parts), from_parameters, whole.why_rigid)

@@ -30,14 +30,26 @@ def over_trailing(state: PropagationState, call: OperatorCall) -> Value:
     return _scaled(state, call, value, dims, ("weight", "bias"))
 
 
-@rule("group_norm", "native_group_norm")
+@rule("group_norm")
 def over_groups(state: PropagationState, call: OperatorCall) -> Value:
-    """Statistics over groups of channels, which removing a channel would change."""
+    """Statistics over groups of channels. Removing a channel would change them, so it goes with its
+    group; the other groups do not notice.
+    """
     value: Value = call["input"]
-    value = state.keep_whole(
-        value, range(1, len(value.shape)), f"{call.operator} normalises over groups of them"
-    )
-    return _scaled(state, call, value, [1], ("weight", "bias"))
+    rank, text = len(value.shape), f"{call.operator} normalises over groups of them"
+    value = state.keep_whole(value, [dim for dim in range(rank) if dim != 1], text)
+    for part in value.components_along(1):
+        by_group = part.labels.unflatten(1, (call["num_groups"], -1))
+        state.labels.unite(by_group, by_group[:, :, :1])
+    return _scaled(state, call, state.simplified(value, text), [1], ("weight", "bias"))
+
+
+@rule("native_group_norm")
+def over_groups_at_once(state: PropagationState, call: OperatorCall) -> list[Value]:
+    """The same operator with its statistics, one for each group: all channels stay."""
+    for value in call.values:
+        state.fix(value, f"{call.operator} normalises over groups of them")
+    return [Value(shape) for shape in call.shapes]
 
 
 def _scaled(

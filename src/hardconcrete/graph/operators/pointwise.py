@@ -44,8 +44,13 @@ def pointwise(state: PropagationState, call: OperatorCall) -> Value:
         for part in parts:
             if name not in KEEPS_ZERO or _adds_nonzero(call, values, part):
                 state.labels.mark_zero_lost(part.labels)
+    if len(parts) < max(
+        (len(value.components) for value in values), default=0
+    ):  # a dimension cannot shrink
+        values = [state.simplified(value) for value in values]
     why = next((value.why_rigid for value in values if value.why_rigid), "")
-    return Value(call.shape, tuple(parts), from_parameters, why)
+    chosen = name in LINEAR and len(values) == 1 and call.values[0].chosen
+    return Value(call.shape, tuple(parts), from_parameters, why, chosen)
 
 
 def _adds_nonzero(call: OperatorCall, values: list[Value], part: Component) -> bool:
