@@ -220,7 +220,10 @@ def test_a_small_model_can_be_gated_and_compacted_again() -> None:
 WRONG = {
     "model": (lambda: hc.compact(dense()), "compact takes what attach_gates returned, not a Seq"),
     "form": (lambda: hc.compact(made(), form="onnx"), "form='onnx' is not known; use 'auto', 'mod"),
-    "min_units": (lambda: hc.compact(made(), min_units=-1), "min_units=-1 must not be negative"),
+    "min_units": (
+        lambda: hc.compact(made(), min_units=-1),
+        "min_units=-1 must be a whole number, at least 0",
+    ),
 }
 
 

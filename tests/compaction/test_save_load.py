@@ -1,5 +1,7 @@
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hardconcrete as hc
-from hardconcrete.compaction import save_load as artifact
 from hardconcrete.compaction.graph_form import CompactedGraph
+from hardconcrete.compaction.save_load import _tensors_of
 from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
+from hardconcrete.files import tensors
 from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random, dense, with_shut
 from tests.compaction.test_planner import Nested, nested
 
@@ -172,8 +175,8 @@ def test_a_write_that_fails_leaves_the_old_file(
         Path(path).write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(artifact, "save_file", fails)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(tensors, "save_file", fails)
+    with pytest.raises(DataError, match=r"was not written: disk full.* is safe"):
         hc.save(file, small)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
@@ -289,8 +292,7 @@ def test_an_altered_plan(file: Path, small: nn.Module) -> None:
 
 
 def test_a_plan_that_cannot_be_read(file: Path, small: nn.Module) -> None:
-    tensors = artifact._tensors_of(small)
-    cut_graph(file, plan="{}", sha256=artifact._digest(tensors, "{}"))
+    cut_graph(file, plan="{}", sha256=tensors.digest(_tensors_of(small), "{}"))
     with pytest.raises(DataError, match="carries a plan that cannot be read"):
         hc.load(file, Joined())
 
@@ -367,3 +369,17 @@ def test_a_model_that_was_changed_in_between_keeps_its_second_plan() -> None:
     changed.__dict__.update({key: value for key, value in small.__dict__.items() if "plan" in key})
     smaller = hc.compact(with_shut(hc.attach_gates(changed, torch.randn(3, 4)), {"0": [1, 2]}))
     assert hc.CompactionPlan.of(smaller).groups["0"].units == 5
+
+
+def test_threads_save_to_one_path(tmp_path: Path, small: nn.Module) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: hc.save(tmp_path / "m", small), range(24)))
+    assert same_state(hc.load(tmp_path / "m", Joined()), small)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_graph_with_large_examples_is_not_saved(tmp_path: Path, small: nn.Module) -> None:
+    plan = hc.CompactionPlan.of(small)
+    large = replace(plan, form="graph", inputs=[[{"shape": [2**40], "dtype": "bool"}], {}])
+    with pytest.raises(ArgumentError, match="compact the model with fewer examples"):
+        hc.save(tmp_path / "m", large.put_on(copy.deepcopy(small)))

@@ -79,10 +79,10 @@ def test_damaged_file_in_named_directory(tmp_path, contents, suffix, damage) -> 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, CONTENT)
 
-    def refuse(_: Path) -> bytes:
+    def refuse(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError, match="images cannot be read: Permission denied"):
         obtain(source(), FILES, tmp_path)
 

@@ -154,3 +154,16 @@ def test_a_shared_module_is_known_under_all_its_names() -> None:
     layer = nn.Linear(4, 4)
     (site,) = named_sites(nn.Sequential(layer, layer), ["1:in"]).values()
     assert site == hc.Site("1.weight", 1)
+
+
+def test_a_shorthand_for_a_layer_that_has_no_weight() -> None:
+    """A message names parameters that exist."""
+    for layer, words in (
+        (nn.LSTM(4, 3), "it keeps copies of its weights, so gate what it reads from"),
+        (nn.Embedding(4, 3), r"name a parameter: hc.Site\('0.weight', dim=...\)"),
+        (nn.PReLU(), r"name a parameter: hc.Site\('0.weight', dim=...\)"),
+        (nn.Bilinear(4, 4, 3), r"hc.Site\('0.weight', dim=...\)"),
+        (nn.ReLU(), "it has no parameters itself: name a layer that has"),
+    ):
+        with pytest.raises(SiteError, match=words):
+            named_sites(nn.Sequential(layer), ["0:in"])

@@ -233,7 +233,7 @@ def test_refusals() -> None:
     optimizer = Adam(gated.parameters())
     with pytest.raises(ArgumentError, match="takes an L0Penalty or a Budget, not a GatedModel"):
         hc.check_run(gated, optimizer, 10)
-    with pytest.raises(ArgumentError, match="steps=0 must be at least 1"):
+    with pytest.raises(ArgumentError, match="steps=0 must be a whole number, at least 1"):
         hc.check_run(hc.L0Penalty(gated, 0.1), optimizer, 0)
 
 
@@ -410,3 +410,13 @@ def test_what_is_not_looked_at() -> None:
         hc.check_gates(nn.Linear(2, 2))
     with pytest.raises(ArgumentError, match="optimizer is a NoneType"):
         hc.check_run(hc.L0Penalty(gated, 0.1), None, 10)
+
+
+def test_an_optimizer_without_the_gates() -> None:
+    gated = hc.attach_gates(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.zeros(2, 4))
+    without = torch.optim.SGD(gated.model.parameters(), lr=0.1)
+    with pytest.warns(HardConcreteWarning, match="the SGD does not have the gates; build it from"):
+        hc.check_gates(gated, 0.5, without)
+    assert hc.check_gates(gated, 0.5, torch.optim.SGD(gated.parameters(), lr=0.1)) == ()
+    hc.Budget(gated, macs=0.5)  # by importance, which moves the gates itself
+    assert hc.check_gates(gated, 0.5, without) == ()

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hardconcrete.demo import MLP
 from hardconcrete.demo.data import Images
-from hardconcrete.errors import HardConcreteError
+from hardconcrete.errors import DataError, HardConcreteError
 from hardconcrete_paper.mnist.experiment import MnistExperiment, learner
-from hardconcrete_paper.training import run_folder as records
-from hardconcrete_paper.training.checkpoints import forecast, train
+from hardconcrete_paper.training.checkpoints import forecast, load, train
 from hardconcrete_paper.training.engine import Engine
 from hardconcrete_paper.training.learner import Learner, Recipe
 from hardconcrete_paper.training.run_folder import RunFolder
@@ -67,15 +67,15 @@ def short(tmp_path: Path) -> tuple[Engine, RunFolder]:
 def test_a_checkpoint_comes_after_what_was_kept_of_its_epoch(
     short: tuple[Engine, RunFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, save_file = [], records.save_file
+    written: list[str] = []
 
-    def noted(tensors: dict[str, torch.Tensor], path: Path, *rest: object) -> None:
-        written.append(path.name)
-        save_file(tensors, path, *rest)
+    def noted(content: dict[str, torch.Tensor], path: Path, *rest: object) -> None:
+        written.append(path.name.split(".")[1])
+        save_file(content, path, *rest)
 
-    monkeypatch.setattr(records, "save_file", noted)
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", noted)
     assert train(*short, {}, 1)
-    assert written == ["0001-0.tmp", "checkpoint.tmp", "0002-0.tmp", "checkpoint.tmp"]
+    assert written == ["0001-0", "checkpoint", "0002-0", "checkpoint"]
 
 
 def test_a_file_that_cannot_be_written_stops_the_run(
@@ -84,8 +84,8 @@ def test_a_file_that_cannot_be_written_stops_the_run(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(records, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", fail)
+    with pytest.raises(DataError, match="was not written: disk full"):
         train(*short, {}, 1)
 
 
@@ -107,3 +107,33 @@ def test_weights_that_were_lost_in_the_last_step_are_not_saved(
     with pytest.raises(HardConcreteError, match=r"the loss is 2\.\d+ and 1 of 6 tensors"):
         train(engine, folder, {}, 1)
     assert not folder.checkpoint.exists()
+
+
+def trained(folder: RunFolder) -> None:
+    data = Images(torch.zeros(8, 1, 4, 4, dtype=torch.uint8), torch.arange(8), "blank")
+    one = Learner("dense", 0, MLP(16, (8, 8)), Recipe(epochs=2, batch_size=4))
+    train(Engine([one], data), folder, {}, 1)
+
+
+def test_a_checkpoint_of_a_later_epoch_than_the_run_has(short: tuple[Engine, RunFolder]) -> None:
+    engine, folder = short
+    trained(folder)
+    content, _, seconds = folder.load()
+    folder.save(content, 99, seconds)
+    with pytest.raises(DataError, match="is of epoch 99, and this run has 2 epochs"):
+        load(engine, folder)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t[:1], lambda t: t.double(), None], ids=["shape", "type", "missing"]
+)
+def test_a_checkpoint_of_another_network(short: tuple[Engine, RunFolder], change: object) -> None:
+    engine, folder = short
+    trained(folder)
+    content, epoch, seconds = folder.load()
+    bias = content.pop("seed0.model.fc1.bias")
+    if change is not None:
+        content["seed0.model.fc1.bias"] = change(bias).clone()  # type: ignore[operator]
+    folder.save(content, epoch, seconds)
+    with pytest.raises(DataError, match=r"is of another network: model.fc1.bias is"):
+        load(engine, folder)

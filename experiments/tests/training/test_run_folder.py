@@ -1,11 +1,12 @@
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from hardconcrete.errors import ArgumentError, DataError
-from hardconcrete_paper.training import run_folder as records
-from hardconcrete_paper.training.run_folder import RunFolder
+from hardconcrete.errors import ArgumentError, DataError, HardConcreteWarning
+from hardconcrete_paper.training.run_folder import CHECKPOINT, RunFolder
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_metrics_that_cannot_be_read_are_damaged(folder: RunFolder) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_damaged(folder: RunFolder) -> None:
-    records.save_file({"a": torch.zeros(1)}, folder.checkpoint)
+    save_file({"a": torch.zeros(1)}, folder.checkpoint)
     with pytest.raises(DataError, match="is damaged"):
         folder.load()
 
@@ -106,8 +107,8 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(records, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("hardconcrete.files.tensors.save_file", fail)
+    with pytest.raises(DataError, match="was not written: disk full"):
         folder.save({"a": torch.ones(2)}, epoch=2, seconds=0.0)
     assert folder.load()[1] == 1
 
@@ -120,3 +121,77 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path: Path) -> None:
     folder.note_environment({"torch": "2.13"})
     assert folder.read()["environment"] == {"torch": "2.11"}
     assert folder.read()["resumed"] == [{"torch": "2.13"}]
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 64
+    path.write_bytes(bytes(content))
+
+
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(folder: RunFolder) -> None:
+    for epoch in (1, 2):
+        folder.log({"epoch": epoch})
+        folder.save({"a": torch.full((4,), float(epoch))}, epoch=epoch, seconds=0.0)
+    flip(folder.checkpoint, -1)  # an exponent: 2 would be 1e38
+    with pytest.warns(HardConcreteWarning, match=r"altered.*continues from checkpoint.previous"):
+        state, epoch, _ = folder.load()
+    assert (state["a"].tolist(), epoch) == ([1.0] * 4, 1)
+    assert folder.lines() == [{"epoch": 1}]
+    flip(folder.previous, -1)
+    with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged .*altered"):
+        folder.load()
+
+
+def test_a_kill_between_two_renames_leaves_the_checkpoint_before(folder: RunFolder) -> None:
+    for epoch in (1, 2):
+        folder.save({"a": torch.zeros(1)}, epoch=epoch, seconds=0.0)
+    folder.checkpoint.unlink()
+    assert folder.load()[1] == 1
+
+
+def test_words_about_a_checkpoint_are_under_the_checksum(folder: RunFolder) -> None:
+    folder.save({"a": torch.zeros(1)}, epoch=1, seconds=0.0)
+    content = folder.checkpoint.read_bytes()
+    folder.checkpoint.write_bytes(content.replace(b'epoch\\": 1', b'epoch\\": 9'))
+    assert folder.checkpoint.read_bytes() != content
+    with pytest.raises(DataError, match="its content does not match its checksum"):
+        folder.load()
+
+
+@pytest.mark.parametrize(
+    "about", ['{"epoch": "99", "seconds": 0}', '{"epoch": -1, "seconds": 0}', "{}", "[]", "{",
+              '{"epoch": 1, "seconds": NaN}', "[" * 100_000],
+)  # fmt: skip
+def test_forged_words_about_a_checkpoint(folder: RunFolder, about: str) -> None:
+    CHECKPOINT.write(folder.checkpoint, {"a": torch.zeros(1)}, about)
+    with pytest.raises(DataError, match=r"checkpoint.safetensors is damaged"):
+        folder.load()
+
+
+@pytest.mark.parametrize("line", ["{}", '{"epoch": "2"}', '{"epoch": null}', "5", "[" * 100_000])
+def test_forged_metrics(folder: RunFolder, line: str) -> None:
+    folder.metrics.write_text(f"{line}\n")
+    with pytest.raises(DataError, match=r"metrics.jsonl is damaged"):
+        folder.load()
+
+
+def test_odd_files_in_the_place_of_those_of_a_run(folder: RunFolder) -> None:
+    for path in (folder.checkpoint, folder.metrics):
+        path.mkdir()
+        with pytest.raises(DataError, match=f"{path.name} is damaged .*is not a file"):
+            folder.load()
+        path.rmdir()
+    with pytest.raises(DataError, match="inside cannot be made: Not a directory"):
+        RunFolder(folder.record / "inside").begin({}, resume=False)
+
+
+def test_a_folder_that_vanishes(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path)
+    for write in (
+        lambda: folder.log({"epoch": 1}),
+        lambda: folder.write({}),
+        lambda: folder.save({"a": torch.zeros(1)}, epoch=1, seconds=0.0),
+    ):
+        with pytest.raises(DataError, match=r"was not written: .*No such file"):
+            write()

@@ -1,15 +1,17 @@
 """Which models a plan is for: those with its tensors, in its sizes, in modules of its classes."""
 
 import hashlib
+from collections.abc import Iterator
 from math import prod
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
-from hardconcrete.units.configuration import Shapes, shapes_of
+from hardconcrete.units.configuration import Shapes, is_configuration, shapes_of, values_in
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
@@ -50,20 +52,72 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
             "the plan is for another architecture: modules here are of other classes than in the "
             "plan"
         )
-    for path in (*plan.selections, *(name.rpartition(".")[0] for name in plan.attributes)):
-        if path and not _has(model, path):
+    holders = {path: _holder(model, path) for path in _paths(plan)}
+    for path, holder in holders.items():
+        if holder is None:
             raise CompactionError(
                 f"the plan is for another architecture: here is no module {path!r}"
             )
+    for path, kept in plan.selections.items():
+        _refuse_selection(path, holders[path], kept)
+    for name, size in plan.attributes.items():
+        path, _, attribute = name.rpartition(".")
+        number = size_attributes(holders[path]).get(attribute, -1)
+        _refuse_number(name, number, size)
+    for path, configuration in plan.configurations.items():
+        numbers = values_in(holders[path]) if is_configuration(holders[path]) else {}
+        for name, size in configuration.numbers.items():
+            _refuse_number(f"{path}.{name}", numbers.get(name, -1), size)
 
 
-def _has(model: nn.Module, path: str) -> bool:
-    """Whether a module is there, or a configuration of one."""
-    try:
-        attrgetter(path)(model)
-    except AttributeError:
-        return False
-    return True
+def _paths(plan: "CompactionPlan") -> Iterator[str]:
+    """What a plan names: modules, and configurations of modules."""
+    yield from plan.selections
+    yield from (name.rpartition(".")[0] for name in plan.attributes)
+    yield from plan.configurations
+
+
+def _holder(model: nn.Module, path: str) -> Any:
+    """The module or configuration at a path; None if there is none."""
+    holder: Any = model
+    for part in path.split(".") if path else ():
+        holder = getattr(holder, part, None)
+        if not isinstance(holder, nn.Module) and not is_configuration(holder):
+            return None
+    return holder
+
+
+def size_attributes(holder: Any) -> dict[str, int]:
+    """The attributes of a module or a configuration that may be sizes: its own integers.
+
+    A layer of torch takes its sizes from its tensors. A norm without tensors has its own.
+    """
+    integers = {
+        name: value
+        for name, value in vars(holder).items()
+        if type(value) is int and not name.startswith("_")
+    }
+    if not type(holder).__module__.startswith("torch.nn"):
+        return integers
+    is_norm = isinstance(holder, _NormBase)
+    return {name: size for name, size in integers.items() if is_norm and name == "num_features"}
+
+
+def _refuse_number(name: str, before: Any, after: int) -> None:
+    if type(before) is not int or not after <= before:
+        raise CompactionError(
+            f"the plan is for another architecture: it sets {name} to {after}, and only an "
+            "integer of a module that is at least as large can become smaller"
+        )
+
+
+def _refuse_selection(path: str, module: Any, kept: tuple[int, ...]) -> None:
+    """Refuse a selection by a layer that has no such inputs."""
+    weight = module.weight if isinstance(module, nn.Linear | _ConvNd) else None
+    if not isinstance(weight, Tensor) or (kept and kept[-1] >= weight.shape[1]):
+        raise CompactionError(
+            f"the plan is for another architecture: {path} has no {len(kept)} inputs to select"
+        )
 
 
 def _shape_in_words(shapes: Shapes, name: str) -> str:

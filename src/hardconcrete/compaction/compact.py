@@ -8,11 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.compaction.caller_selection import let_caller_select
 from hardconcrete.compaction.configuration import module_rebuilt
 from hardconcrete.compaction.configuration_search import plans_with_numbers
 from hardconcrete.compaction.idle_sites import warn_of_idle_sites
 from hardconcrete.compaction.keep import Keep, gated_copy, values_of
+from hardconcrete.compaction.not_a_number import refuse_nan
 from hardconcrete.compaction.plan import CompactionPlan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import dense_model, dense_values
@@ -100,10 +102,12 @@ def compact(
     _check_model(model, example_inputs, kwargs, keep)
     _check_numbers(form, min_units, round_to)
     _check_mask_source(keep, budget, round_to != 1 or uniform, min_units, batches, loss)
+    refuse_nan(model)
     with torch.inference_mode(False):  # the small model can be trained
         if isinstance(model, GatedModel):
             gated = model
-            _check_gates(gated, may_be_closed=keep is not None)
+            if keep is None:
+                _warn_of_collapse(gated)
         else:
             gated = gated_copy(model, example_inputs, kwargs)
         if keep is not None:
@@ -140,13 +144,11 @@ def _check_model(model: Any, example_inputs: Any, kwargs: Any, keep: Any) -> Non
         )
 
 
-def _check_numbers(form: object, min_units: int, round_to: object) -> None:
+def _check_numbers(form: object, min_units: object, round_to: object) -> None:
     if form not in ("auto", "module", "graph"):
         raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
-    if min_units < 0:
-        raise ArgumentError(f"min_units={min_units} must not be negative")
-    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
-        raise ArgumentError(f"round_to={round_to} must be a whole number, at least 1")
+    refuse_no_count(0, min_units=min_units)
+    refuse_no_count(round_to=round_to)
 
 
 def _check_mask_source(
@@ -194,17 +196,9 @@ def cut_and_verify(
     raise CompactionError(f"{type(plain).__name__} could not be made small. {why}{hint}")
 
 
-def _check_gates(gated: GatedModel, *, may_be_closed: bool) -> None:
-    """Refuse NaNs, and warn where no gate is open."""
-    for parameter, values in gated.gates.gate_parameters().items():
-        broken = [name for name, part in gated.by_group(values).items() if part.isnan().any()]
-        if broken:
-            raise CompactionError(
-                f"{parameter} is not a number in {', '.join(broken)}: go back to the last "
-                "checkpoint"
-            )
+def _warn_of_collapse(gated: GatedModel) -> None:
     keeps_one = any(group.keeps_one for group in gated.groups)
-    if keeps_one and not may_be_closed and not gated.gates.readout().any():
+    if keeps_one and not gated.gates.readout().any():
         warnings.warn(
             "no gate is open: the network has collapsed, and the units that stay were not trained",
             HardConcreteWarning,

@@ -155,6 +155,7 @@ def _liveness_of(plan: "CompactionPlan", found: LabelledGraph, read: set[str] | 
     """
     liveness = Liveness(found, Relations(found), {})
     removed: set[int] = set()
+    unread: set[int] = set()  # by layers that select their inputs; others may read them
     staying: set[int] = set()
     unknown: set[int] = set()
     cuts = {(cut.tensor, cut.dim): cut for cut in plan.cuts}
@@ -162,13 +163,16 @@ def _liveness_of(plan: "CompactionPlan", found: LabelledGraph, read: set[str] | 
         if place in cuts:
             keeps = torch.zeros(len(roots), dtype=torch.bool)
             keeps[torch.tensor(cuts[place].kept, dtype=torch.int64)] = True
-            removed |= set(roots[~keeps].tolist())
+            selects = place[1] == 1 and place[0].removesuffix(".weight") in plan.selections
+            (unread if selects else removed).update(roots[~keeps].tolist())
             staying |= set(roots[keeps].tolist())
         elif read is None or place[0] in read:
             staying |= set(roots.tolist())
         else:
             unknown |= set(roots.tolist())
-    liveness.dead = removed - staying
+    if removed & staying:
+        raise CompactionError("the cuts of the plan disagree about which units are removed")
+    liveness.dead = removed | (unread - staying)
     if liveness.dead & unknown:
         raise CompactionError("layers that are used in training only read units that were removed")
     return liveness

@@ -10,6 +10,8 @@ from torch import nn
 from hardconcrete.compaction.apply import apply_plan
 from hardconcrete.compaction.architecture import classes_of
 from hardconcrete.compaction.configuration import Configuration
+from hardconcrete.compaction.plan_values import refuse_bad_values
+from hardconcrete.compaction.verify import in_one_line
 from hardconcrete.errors import ArgumentError
 from hardconcrete.units.configuration import shapes_of
 
@@ -127,11 +129,13 @@ class CompactionPlan:
     def from_json(cls, text: str) -> "CompactionPlan":
         """The plan from its text."""
         try:
-            return cls._from_content(json.loads(text))
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            plan = cls._from_content(json.loads(text))
+            refuse_bad_values(plan)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(
-                f"this text is no plan, as plan.to_json() writes one ({error!r})"
+                f"this text is no plan, as plan.to_json() writes one ({in_one_line(error)})"
             ) from error
+        return plan
 
     @classmethod
     def _from_content(cls, content: Any) -> "CompactionPlan":
@@ -145,7 +149,7 @@ class CompactionPlan:
             tuple(Cut(**{**cut, "kept": tuple(cut["kept"])}) for cut in content["cuts"]),
             tuple(Scale(**{**s, "values": tuple(s["values"])}) for s in content["scales"]),
             {name: tuple(kept) for name, kept in content["selections"].items()},
-            content["attributes"],
+            dict(content["attributes"].items()),
             content["form"],
             content["inputs"],
             {name: tuple(kept) for name, kept in kept_inputs.items()},
@@ -160,6 +164,8 @@ class CompactionPlan:
     @staticmethod
     def of(model: nn.Module) -> "CompactionPlan":
         """The plan that a compacted model carries."""
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"a {type(model).__name__} is no model, and carries no plan")
         plan = model.__dict__.get(KEY)
         if not isinstance(plan, CompactionPlan):
             raise ArgumentError(
@@ -175,6 +181,8 @@ class CompactionPlan:
         plans cannot be joined: those in graph form, those of layers that select inputs, and gates
         on single weights of a layer that the first plan cut. Then the result is this plan.
         """
+        if not isinstance(first, CompactionPlan):
+            raise ArgumentError(f"first is a {type(first).__name__}, not a CompactionPlan")
         if not self._joins(first):
             return self
         earlier = {(cut.tensor, cut.dim): cut for cut in first.cuts}
@@ -199,6 +207,8 @@ class CompactionPlan:
 
     def apply(self, model: nn.Module, example_inputs: Any = None, kwargs: Any = None) -> nn.Module:
         """A small copy of a dense model of the same class, with its weights scaled and cut.
+
+        The plan is checked against the model first: its tensors, sizes, modules and attributes.
 
         Args:
             model: a dense model, as its constructor makes it; it does not change.

@@ -1,20 +1,28 @@
 """Compacted models in files: tensors and plan in one safetensors file. Nothing is unpickled."""
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hardconcrete.compaction.plan import CompactionPlan
+from hardconcrete.compaction.plan_values import DTYPES, refuse_large_inputs
 from hardconcrete.errors import ArgumentError, CompactionError, DataError
+from hardconcrete.files import TensorFile, as_path
+from hardconcrete.graph.propagate import named_tensors
 
-FORMAT = "hardconcrete.compacted"
-VERSION = "1"
+SMALL_MODEL = TensorFile("hardconcrete.compacted", "1", "plan", "hc.save")
+
+MAX_PLAN_BYTES = 2**20
+"""The longest plan for a model without tensors."""
+
+MAX_PLAN_BYTES_PER_TENSOR = 2**12
+"""What each tensor of the dense model may add: its names, and where it is cut and scaled."""
+
+MAX_PLAN_BYTES_PER_ENTRY = 64
+"""What each entry of a tensor may add: its index along two dimensions, and a gate."""
 
 
 def save(path: str | os.PathLike[str], small: nn.Module) -> None:
@@ -30,19 +38,12 @@ def save(path: str | os.PathLike[str], small: nn.Module) -> None:
         >>> torch.equal(hc.load(file, make())(x), small(x))
         True
     """
-    plan = CompactionPlan.of(small).to_json()
-    tensors = _tensors_of(small)
-    about = {"format": FORMAT, "version": VERSION, "plan": plan}
-    about["sha256"] = _digest(tensors, plan)
-    target = Path(path)
+    target = as_path(path)
+    plan = CompactionPlan.of(small)
+    refuse_large_inputs(plan)
     if not target.parent.is_dir():
         raise DataError(f"{target} cannot be written: {target.parent} is not a folder")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        save_file(tensors, temporary, about)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    SMALL_MODEL.write(target, _tensors_of(small), plan.to_json())
 
 
 def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
@@ -61,16 +62,51 @@ def load(path: str | os.PathLike[str], dense_model: nn.Module) -> nn.Module:
         ...     print(error)
         nowhere.safetensors is not a file; pass a file that hc.save wrote
     """
-    tensors, plan = _read(Path(path))
+    source = as_path(path)
+    if not isinstance(dense_model, nn.Module):
+        raise ArgumentError(f"dense_model is a {type(dense_model).__name__}, not a module")
+    tensors, text = SMALL_MODEL.read(source, _longest_header(dense_model))
+    plan = _plan_of(source, text)
     if plan.model != type(dense_model).__name__:
         raise CompactionError(
             f"{path} holds a {plan.model}, and dense_model is a {type(dense_model).__name__}"
         )
-    device = next((p.device for p in dense_model.parameters()), torch.device("cpu"))
-    args, kwargs = _zeros_like(plan.inputs, device)
-    small = plan.apply(dense_model, tuple(args), kwargs)
-    _fill(Path(path), small, tensors)
+    args, kwargs = _example_of(source, plan, dense_model)
+    small = plan.apply(dense_model, args, kwargs)
+    _refuse_other_selections(source, plan, tensors)
+    _fill(source, small, tensors)
     return small
+
+
+def _longest_header(dense_model: nn.Module) -> int:
+    """The longest header of a file for a dense model, in bytes. It has the plan in it."""
+    tensors = named_tensors(dense_model).values()
+    entries = sum(tensor.numel() for tensor in tensors)
+    of_tensors = MAX_PLAN_BYTES_PER_TENSOR * len(tensors)
+    return MAX_PLAN_BYTES + of_tensors + MAX_PLAN_BYTES_PER_ENTRY * entries
+
+
+def _plan_of(path: Path, text: str) -> CompactionPlan:
+    try:
+        plan = CompactionPlan.from_json(text)
+        refuse_large_inputs(plan)
+    except ArgumentError as error:
+        raise DataError(f"{path} carries a plan that cannot be read ({error})") from error
+    return plan
+
+
+def _example_of(
+    path: Path, plan: CompactionPlan, dense_model: nn.Module
+) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:
+    """Example inputs for a plan in graph form; the module form needs none."""
+    if plan.form != "graph":
+        return None, {}
+    device = next((p.device for p in dense_model.parameters()), torch.device("cpu"))
+    match _zeros_like(plan.inputs, device):
+        case [list(args), dict(kwargs)]:
+            return tuple(args), kwargs
+        case _:
+            raise DataError(f"{path} carries a plan in graph form without example inputs")
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -89,52 +125,28 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _digest(tensors: dict[str, Tensor], plan: str) -> str:
-    digest = hashlib.sha256(plan.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], CompactionPlan]:
-    """Tensors and plan of a file, if it is complete and unaltered."""
-    if not path.is_file():
-        raise DataError(f"{path} is not a file; pass a file that hc.save wrote")
-    try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise DataError(f"{path} is truncated or no safetensors file ({error})") from error
-    if about.get("format") != FORMAT:
-        raise DataError(f"{path} was not written by hc.save: it carries no plan")
-    if about.get("version") != VERSION:
-        raise DataError(
-            f"{path} has version {about.get('version')} of the format, and this hardconcrete reads "
-            f"version {VERSION}; use the release that wrote it, or save it again"
-        )
-    if _digest(tensors, about.get("plan", "")) != about.get("sha256"):
-        raise DataError(f"{path} was altered: its content does not match its checksum")
-    try:
-        return tensors, CompactionPlan.from_json(about["plan"])
-    except (KeyError, ArgumentError) as error:
-        raise DataError(f"{path} carries a plan that cannot be read ({error})") from error
-
-
 def _zeros_like(described: Any, device: torch.device) -> Any:
     """Example inputs with the recorded shapes and types."""
     if isinstance(described, list):
         return [_zeros_like(part, device) for part in described]
     if isinstance(described, dict) and described.keys() == {"shape", "dtype"}:
-        dtype = getattr(torch, described["dtype"])
-        return torch.zeros(described["shape"], dtype=dtype, device=device)
+        return torch.zeros(described["shape"], dtype=DTYPES[described["dtype"]], device=device)
     if isinstance(described, dict) and described.keys() == {"tuple"}:
         return tuple(_zeros_like(part, device) for part in described["tuple"])
     if isinstance(described, dict):
         return {name: _zeros_like(part, device) for name, part in described.items()}
     return described
+
+
+def _refuse_other_selections(path: Path, plan: CompactionPlan, tensors: dict[str, Tensor]) -> None:
+    """Refuse indices of selecting layers that are not those of the plan, which were checked."""
+    for layer, kept in plan.selections.items():
+        index = tensors.get(f"{layer}.kept_inputs")
+        if index is None or index.tolist() != list(kept):
+            raise DataError(
+                f"{path} carries a plan that cannot be read ({layer} selects other inputs in it "
+                "than in the tensors)"
+            )
 
 
 def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -157,9 +169,19 @@ def _fill(path: Path, small: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"{path} is for another architecture: {name} has the shape {list(tensor.shape)} in "
                 f"the file and {list(state[name].shape)} in the model"
             )
+        if _kind_of_number(state[name]) != _kind_of_number(tensor):
+            raise CompactionError(
+                f"{path} is for another architecture: {name} is {tensor.dtype} in the file and "
+                f"{state[name].dtype} in the model"
+            )
         aliases = [alias for alias, first_name in names.items() if first_name == name]
         _set_tensor(small, aliases, state[name], tensor)
     _refuse_unfilled(small)
+
+
+def _kind_of_number(tensor: Tensor) -> tuple[bool, bool, bool]:
+    """Whole, real, complex or a truth; a file may have another precision than the model."""
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
 
 
 def _set_tensor(model: nn.Module, aliases: list[str], old: Tensor, tensor: Tensor) -> None:

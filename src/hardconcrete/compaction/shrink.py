@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hardconcrete.compaction.not_a_number import refuse_nan
 from hardconcrete.compaction.planner import make_plan
 from hardconcrete.compaction.shrink_history import (
     ShrinkHistory,
@@ -125,6 +126,7 @@ def shrink(
     optimizers = _optimizers(gated, optimizer)
     averaged = _as_list(averages, nn.Module)
     _refuse_latency(gated)
+    refuse_nan(gated)
     with torch.inference_mode(False):  # tensors made in inference mode cannot be trained
         return _shrink(gated, optimizers, averaged, rule)
 
@@ -229,7 +231,8 @@ class _Rule:
             if all(axis.dim is not None for axis in group.axes):
                 units = stays[group.slice]  # a view
                 blocks = max(1, -(-int(units.sum()) // self.round_to))
-                order = torch.where(units, 2.0, probability[group.slice]).argsort(descending=True)
+                rank = torch.where(units, torch.inf, bank.ranking()[group.slice])
+                order = rank.argsort(descending=True)
                 units[order[: blocks * self.round_to]] = True
         return counted, stays
 
@@ -251,7 +254,7 @@ def _as_list(value: Any, kind: type) -> list[Any]:
     """None, one or several objects of a kind as a list. Other objects are refused later."""
     if value is None:
         return []
-    one = isinstance(value, kind) or not isinstance(value, Iterable)
+    one = isinstance(value, kind | Tensor) or not isinstance(value, Iterable)
     return [value] if one else list(value)
 
 

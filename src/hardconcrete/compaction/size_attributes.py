@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
+from hardconcrete.compaction.architecture import size_attributes
 from hardconcrete.compaction.module_form import is_transposed_linear
 from hardconcrete.compaction.plan import CompactionPlan
 
@@ -81,11 +82,7 @@ def _new_values(model: nn.Module, answers_in: Callable[[str], Iterable[Answers]]
     for path, module in model.named_modules():
         if is_of_torch(module):
             continue
-        integers = {
-            name: value
-            for name, value in vars(module).items()
-            if type(value) is int and not name.startswith("_")
-        }
+        integers = size_attributes(module)
         for answers in answers_in(f"{path}." if path else "") if integers else ():
             for name, value in integers.items():
                 if value in answers:

@@ -63,12 +63,13 @@ class HardConcrete(Rectified):
         high: float = 1.1,
         validate_args: bool | None = None,
     ) -> None:
-        low, high = float(low), float(high)
-        if not -math.inf < low < 0 < 1 < high < math.inf:
+        numbers = isinstance(low, int | float) and isinstance(high, int | float)
+        if not numbers or not -math.inf < low < 0 < 1 < high < math.inf:
             raise ArgumentError(
                 f"the stretch (low, high) = ({low}, {high}) must be finite, "
                 "with low < 0 and high > 1"
             )
+        low, high = float(low), float(high)
         self.log_alpha, self._beta = _alike(log_alpha, temperature)
         self.low, self.high = low, high
         shape = self.log_alpha.shape
@@ -241,6 +242,9 @@ class HardConcrete(Rectified):
 
 def _alike(log_alpha: Tensor | float, temperature: Tensor | float) -> tuple[Tensor, Tensor | float]:
     """Tensors in one dtype, at least float32; a location that is a number joins the temperature."""
+    for name, value in {"log_alpha": log_alpha, "temperature": temperature}.items():
+        if not isinstance(value, Tensor | int | float):
+            raise ArgumentError(f"{name} is a {type(value).__name__}, not a tensor or a number")
     tensors = [value for value in (log_alpha, temperature) if isinstance(value, Tensor)]
     dtype = torch.float32 if tensors else torch.get_default_dtype()
     for tensor in tensors:

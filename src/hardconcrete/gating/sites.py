@@ -43,6 +43,32 @@ class Site:
         return f"{self.names[0]}:{'each' if self.dim is None else self.dim}"
 
 
+def each_weight(model: nn.Module) -> list[Site | str]:
+    """A site for the single weights of every dense and convolutional layer.
+
+    Example:
+        >>> each_weight(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        ['0:each', '2:each']
+    """
+    sites: list[Site | str] = []
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if (
+            isinstance(module, nn.Linear | _ConvNd)
+            and weight is not None
+            and id(weight) not in seen
+        ):
+            seen.add(id(weight))
+            sites.append(f"{path}:each")
+    if not sites:
+        raise SiteError(
+            f"{type(model).__name__} has no dense or convolutional layer whose weights could have "
+            "gates: name parameters with hc.Site(name, None)"
+        )
+    return sites
+
+
 def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site]:
     """Sites by name, in order, with shorthands resolved and everything checked."""
     if isinstance(sites, str | Site) or not isinstance(sites, Iterable):
@@ -83,8 +109,8 @@ def _resolve(model: nn.Module, text: str) -> Site:
     prefix = f"{path}." if path else ""
     if not isinstance(module, nn.Linear | _ConvNd):
         raise SiteError(
-            f"{text!r}: the shorthand knows dense and convolutional layers, and {path} is a "
-            f"{type(module).__name__}; name its parameters: hc.Site('{prefix}weight', dim=...)"
+            f"{text!r}: the shorthand knows dense and convolutional layers, and {path or 'this'} "
+            f"is a {type(module).__name__}; {_advice(module, prefix)}"
         )
     if role == "each":
         return Site(f"{prefix}weight", None)
@@ -100,6 +126,16 @@ def _resolve(model: nn.Module, text: str) -> Site:
         )
     bias = (f"{prefix}bias",) if module.bias is not None else ()
     return Site((f"{prefix}weight", *bias), outputs)
+
+
+def _advice(module: nn.Module, prefix: str) -> str:
+    """What to gate in place of a module that the shorthands do not know."""
+    if isinstance(module, nn.RNNBase):
+        return "it keeps copies of its weights, so gate what it reads from, or what reads it"
+    own = [name for name, parameter in module.named_parameters(recurse=False) if parameter.dim()]
+    if not own:
+        return "it has no parameters itself: name a layer that has"
+    return f"name a parameter: hc.Site('{prefix}{own[0]}', dim=...)"
 
 
 def _checked(model: nn.Module, name: str, site: Site) -> Site:

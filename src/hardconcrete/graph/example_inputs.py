@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from hardconcrete.arguments import as_kwargs
 from hardconcrete.errors import ArgumentError
 
 ExampleInputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -23,7 +27,13 @@ def as_inputs(example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> E
         >>> as_inputs({"ids": 1}, {"scale": 3}), as_inputs(None, {"ids": 1})
         (((), {'ids': 1, 'scale': 3}), ((), {'ids': 1}))
     """
-    keywords = dict(kwargs or {})
+    inputs = _as_inputs(example_inputs, kwargs)
+    _refuse_no_examples(inputs)
+    return inputs
+
+
+def _as_inputs(example_inputs: Any, kwargs: object) -> ExampleInputs:
+    keywords = as_kwargs(kwargs)
     if example_inputs is None and kwargs is None:
         raise ArgumentError(
             "example inputs are missing: pass a tensor, a tuple of positional inputs, or a mapping "
@@ -41,3 +51,14 @@ def as_inputs(example_inputs: Any, kwargs: Mapping[str, Any] | None = None) -> E
             f"example_inputs and kwargs both have {', '.join(twice)}: leave it out of one"
         )
     return (), {**example_inputs, **keywords}
+
+
+def _refuse_no_examples(inputs: ExampleInputs) -> None:
+    """Refuse example inputs without a row: costs are those of one example."""
+    tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
+    first = next((tensor for tensor in tensors if tensor.dim()), None)
+    if first is not None and len(first) == 0:
+        raise ArgumentError(
+            f"the example inputs have no rows: the first one has the shape {list(first.shape)}; "
+            "pass at least one example"
+        )

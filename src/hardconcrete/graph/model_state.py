@@ -93,3 +93,25 @@ def detached_copy(model: nn.Module, shared: Iterable[Any] = ()) -> nn.Module:
     ]
     memo = {id(value): value.detach().clone() for value in results}
     return copy.deepcopy(model, memo | {id(value): value for value in shared})
+
+
+def nan_tensors(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers with NaN in them.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> _ = layer.bias.data.fill_(float("nan"))
+        >>> nan_tensors(layer)
+        ['bias']
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if (tensor.is_floating_point() or tensor.is_complex())
+        and not tensor.is_meta
+        and tensor.layout is torch.strided
+    }
+    with torch.no_grad():
+        found = [tensor.detach().isnan().any() for tensor in tensors.values()]
+    return [name for name, is_nan in zip(tensors, found, strict=True) if is_nan]

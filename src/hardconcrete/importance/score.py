@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating import GatedModel, attach_gates
 from hardconcrete.graph.model_state import buffers_kept, detached_copy, in_mode
@@ -110,6 +111,11 @@ def importance(
         >>> len(result["0"]), result.examples
         (3, 64)
     """
+    refuse_no_count(examples=examples)
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
+    if not callable(loss):
+        raise ArgumentError(f"loss is a {type(loss).__name__}; it takes a function(model, batch)")
     with torch.inference_mode(False):
         kept = keep_batches(batches, examples)
         gated = model if isinstance(model, GatedModel) else _gated_copy(model, kept[0], loss)
@@ -152,8 +158,6 @@ def measure_importance(
 
 def _gated_copy(model: nn.Module, batch: Any, loss: Loss) -> GatedModel:
     """A copy with open gates. It is traced with the inputs that ``loss`` passes to the model."""
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"importance takes a module, not a {type(model).__name__}")
     args, kwargs = first_call(model, batch, loss)
     return attach_gates(detached_copy(model, model.parameters()), args, kwargs)
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.importance.batches import Loss
@@ -114,7 +115,7 @@ class Budget:
         measure_every: int | None = None,
     ) -> None:
         _check_model_and_steps(gated, steps)
-        _refuse_no_count(
+        refuse_no_count(
             round_to=round_to, measure_every=1 if measure_every is None else measure_every
         )
         limits = {
@@ -249,10 +250,23 @@ def refuse_measured_gates(gated: GatedModel, penalty: str) -> None:
         )
 
 
+def refuse_no_state(state: object) -> None:
+    """Refuse what ``state_dict`` cannot have returned."""
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"state is a {type(state).__name__}; it takes a budget's state_dict()")
+
+
 def _check_model_and_steps(gated: object, steps: object) -> None:
     if not isinstance(gated, GatedModel):
         raise ArgumentError(
             f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
+        )
+    family = gated.gates.family
+    if family.location is None:
+        what = "single weights, which have no coupled cost" if family.per_weight else "gates"
+        raise ArgumentError(
+            f"a budget moves gates, and {type(family).__name__} has {what} without a location that "
+            "could be moved: use hc.MethodPenalty, or other gates"
         )
     if steps is not None and not (isinstance(steps, Integral) and int(steps) >= 3):
         raise ArgumentError(f"steps={steps!r} must be the steps of the training, at least 3")
@@ -261,9 +275,3 @@ def _check_model_and_steps(gated: object, steps: object) -> None:
             "the readout 'mean' closes no gate, so no cost falls; attach the gates with "
             "readout='paper' or 'median'"
         )
-
-
-def _refuse_no_count(**values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ArgumentError(f"{name}={value!r} must be a whole number, at least 1")

@@ -6,15 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.errors import ArgumentError, HardConcreteWarning
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.gated_model import GatedModel
+from hardconcrete.graph.model_state import nan_tensors
 from hardconcrete.objective.budget import Budget
 from hardconcrete.objective.gate_distance import (
     FixedWeightsPenalty,
@@ -112,6 +115,10 @@ def check_run(
         (-1.1, -2.4, 1)
     """
     _refuse_bad_arguments(penalty, optimizer, steps)
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(
+            f"schedule is a {type(schedule).__name__}; it takes a function of the step"
+        )
     if isinstance(penalty, ImportanceBudget):
         _check_length(penalty, steps)
         return ()
@@ -146,8 +153,7 @@ def _refuse_bad_arguments(penalty: object, optimizer: object, steps: int) -> Non
         )
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
-    if steps < 1:
-        raise ArgumentError(f"steps={steps} must be at least 1")
+    refuse_no_count(steps=steps)
 
 
 def _check_length(budget: ImportanceBudget, steps: int) -> None:
@@ -231,12 +237,15 @@ def _lr_that_suffices(rule: UpdateRule, pace: float, suffices: Callable[[UpdateR
     return f"Give them {adam}a learning rate of {enough.lr:.2g} or more"
 
 
-def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[str, ...]:
-    """Warn of groups that have collapsed, and of infinite or NaN gates. Call it once an epoch.
+def check_gates(
+    gated: GatedModel, loss: Tensor | float | None = None, optimizer: Optimizer | None = None
+) -> tuple[str, ...]:
+    """Warn of collapsed groups, and of numbers that are infinite or NaN. Call it once an epoch.
 
     Args:
         gated: the model.
         loss: the latest loss, to check that it is finite.
+        optimizer: the one that trains the gates, to check that it has them.
 
     Returns:
         The messages. Each is also issued as a ``HardConcreteWarning``.
@@ -249,7 +258,13 @@ def check_gates(gated: GatedModel, loss: Tensor | float | None = None) -> tuple[
     """
     if not isinstance(gated, GatedModel):
         raise ArgumentError(f"check_gates takes a GatedModel, not a {type(gated).__name__}")
-    messages = tuple(_not_finite(gated, loss) or _collapsed(gated))
+    if not isinstance(loss, Tensor | Real | None):
+        raise ArgumentError(f"loss is a {type(loss).__name__}; it takes a tensor or a number")
+    if not isinstance(optimizer, Optimizer | None):
+        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}, not one of torch.optim")
+    by_budget = gated.gates.measured  # a budget by importance moves the gates itself
+    not_trained = _without_gates(gated.gates, optimizer) if optimizer and not by_budget else ()
+    messages = (*not_trained, *(_not_finite(gated, loss) or _collapsed(gated)))
     for message in messages:
         _warn(message)
     return messages
@@ -265,6 +280,11 @@ def _not_finite(gated: GatedModel, loss: Tensor | float | None) -> list[str]:
         messages.append(
             f"the loss is {float(torch.as_tensor(loss).sum())}: lower the learning rate, clip the "
             "gradients, or check the last batch"
+        )
+    if broken := nan_tensors(gated.model):
+        messages.append(
+            f"there is NaN in {_listed(broken)}: go back to the last checkpoint with a lower "
+            "learning rate"
         )
     for what, values in _values_and_gradients(gated.gates):
         if values is not None and not values.isfinite().all():
@@ -306,14 +326,19 @@ def _why_not_simulated(bank: GateBank, optimizer: Optimizer) -> str:
     name = type(optimizer).__name__
     if not bank.location.requires_grad:
         return "this run cannot prune: the gates are frozen; gated.freeze_gates(False) frees them"
-    if any(p is bank.location for group in optimizer.param_groups for p in group["params"]):
-        return (
-            f"how far {name} moves gates is not known; check_run knows SGD, Adam and its variants"
-        )
-    return (
-        f"this run cannot prune: the {name} does not have the gates; build it from "
-        "hc.parameter_groups(gated, lr=...)"
-    )
+    known = f"how far {name} moves gates is not known; check_run knows SGD, Adam and its variants"
+    return next(iter(_without_gates(bank, optimizer)), known)
+
+
+def _without_gates(bank: GateBank, optimizer: Optimizer) -> list[str]:
+    """A message if gates that learn are not among the parameters of an optimizer."""
+    has = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if all(id(p) in has for p in bank.parameters() if p.requires_grad):
+        return []
+    return [
+        f"this run cannot prune: the {type(optimizer).__name__} does not have the gates; build it "
+        "from hc.parameter_groups(gated, lr=...)"
+    ]
 
 
 def _shut_below(bank: GateBank) -> Tensor:
@@ -453,4 +478,4 @@ def _rounded_up(times: float) -> str:
 
 def _listed(names: list[str]) -> str:
     shown, more = ", ".join(names[:MAX_GROUPS_LISTED]), len(names) - MAX_GROUPS_LISTED
-    return f"{shown} and {more} more groups" if more > 0 else shown
+    return f"{shown} and {more} more" if more > 0 else shown

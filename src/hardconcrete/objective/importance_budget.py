@@ -13,7 +13,7 @@ from hardconcrete.gating import GatedModel
 from hardconcrete.gating.bank import GateBank
 from hardconcrete.importance.running_importance import RunningImportance
 from hardconcrete.importance.select import select_units
-from hardconcrete.objective.budget import Budget
+from hardconcrete.objective.budget import Budget, refuse_no_state
 from hardconcrete.objective.cost_targets import CostTargets
 
 DESCENT_START, DESCENT_END = 0.05, 0.4
@@ -171,6 +171,7 @@ class ImportanceBudget(Budget, by="importance"):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        refuse_no_state(state)
         self._keep_up()
         expected = self.state_dict()
         for name, value in expected.items():
@@ -287,13 +288,8 @@ def _no_gradient(bank: GateBank) -> str:
 
 @torch.no_grad()
 def _refuse_other_gates(gated: GatedModel) -> None:
-    """Refuse gates that cannot be moved, or whose readout is not exactly 0 or 1 at the ends."""
+    """Refuse gates whose readout is not exactly 0 or 1 at the ends."""
     bank = gated.gates
-    if bank.family.location is None:
-        raise ArgumentError(
-            f"a budget by importance moves the gates, and {type(bank.family).__name__} gates are "
-            "fixed: use other gates"
-        )
     every = torch.ones(bank.count, dtype=torch.bool, device=bank.device)
     for state, is_open in (("closed", ~every), ("open", every)):
         values = bank.family.readout(bank.family.certain(is_open), bank.rule)

@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+from hardconcrete.arguments import refuse_no_number
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 
@@ -43,14 +44,16 @@ def lam_per_weight(
     """
     if per not in ("weight", "gate", "mean", "share"):
         raise ArgumentError(f"per={per!r} is not known; use 'weight', 'gate', 'mean' or 'share'")
+    refuse_no_number(value=value)
     if not 0 <= value < math.inf:
         raise ArgumentError(f"value={value} must not be negative or infinite")
+    refuse_no_number(examples=examples)
     if examples < 1:
         raise ArgumentError(f"examples={examples} must be at least 1; pass 1 for a mean")
     lam = value / examples
     if per == "weight":
         return lam
-    if gated is None:
+    if not isinstance(gated, GatedModel):
         raise ArgumentError(f"per={per!r} needs gated=, whose gates and weights are counted")
     if per == "share":
         return lam / sum(group.dense_units * group.size for group in gated.groups)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hardconcrete.cost.latency.table import LatencyTable
-from hardconcrete.errors import ArgumentError
+from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating import GatedModel
 from hardconcrete.gating.costs import LATENCY
-from hardconcrete.objective.budget import Budget, refuse_measured_gates
+from hardconcrete.objective.budget import Budget, refuse_measured_gates, refuse_no_state
 from hardconcrete.objective.constraint import BAND, Constraint, expected, ledger_costs
 
 MAX_PUSH = 4.0
@@ -99,11 +99,6 @@ class LearnedBudget(Budget, by="gates"):
         refuse_measured_gates(gated, "a budget with by='gates'")
         self.warmup = WARMUP_STEPS if self.steps is None else self.steps // 3
         self._gain = GAIN_PER_STEP * max(1.0, math.sqrt(WARMUP_STEPS / self.warmup))
-        if gated.gates.family.location is None:
-            raise ArgumentError(
-                f"a budget with by='gates' needs gates that learn, and "
-                f"{type(gated.gates.family).__name__} gates are fixed: use other gates"
-            )
         location = gated.gates.location.detach()
         limit_count = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])
@@ -122,11 +117,20 @@ class LearnedBudget(Budget, by="gates"):
         refuse_measured_gates(self.gated, "a budget with by='gates'")
         self._keep_up()
         probability = self.gated.gates.open_probability()
+        self._refuse_nan(probability)
         means = [
             expected(self.gated, [constraint], _priced(probability, price))
             for constraint, price in zip(self.constraints, self._price, strict=True)
         ]
         return torch.cat(means).sum().to(probability.dtype)
+
+    def _refuse_nan(self, probability: Tensor) -> None:
+        """Not on a GPU, where the check would wait for the device on each step."""
+        if probability.is_cpu and not torch.compiler.is_compiling() and probability.isnan().any():
+            raise GateError(
+                f"{self.gated.gates.family.location} has NaN in it, so the gates have no cost: go "
+                "back to the last checkpoint with a lower learning rate"
+            )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -173,6 +177,7 @@ class LearnedBudget(Budget, by="gates"):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken. Load the state of the model first."""
+        refuse_no_state(state)
         self._keep_up()
         for name in STATE:
             present = getattr(self, f"_{name}")

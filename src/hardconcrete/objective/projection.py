@@ -371,7 +371,8 @@ def _costs_in_words(gated: GatedModel, limit: Constraint, cost: float) -> str:
 
 def refuse_another_model(trained: GatedModel, gated: GatedModel) -> None:
     """Refuse a model that is neither the one of a budget nor a copy of it."""
-    if [group.units for group in trained.groups] != [group.units for group in gated.groups]:
+    sizes = [group.units for group in trained.groups]
+    if not isinstance(gated, GatedModel) or [group.units for group in gated.groups] != sizes:
         raise ArgumentError(NOT_OF_THIS_MODEL)
 
 

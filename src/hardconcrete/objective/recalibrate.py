@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardconcrete.errors import ArgumentError
@@ -35,6 +35,13 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
         >>> model[1].num_batches_tracked
         tensor(10)
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"recalibrate takes a module, not a {type(model).__name__}")
+    if isinstance(batches, Tensor | str) or not isinstance(batches, Iterable):
+        raise ArgumentError(
+            f"batches is a {type(batches).__name__}; it takes an iterable of batches, such as a "
+            "DataLoader"
+        )
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     if not norms:
         return
@@ -50,12 +57,25 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> None:
                 model(**batch)
             else:
                 model(batch[0] if isinstance(batch, tuple | list) else batch)
+        _refuse_not_finite(model, norms)
 
 
 def _banks(model: nn.Module) -> list[GateBank]:
     """The banks of all gated modules inside a model, also if it wraps a ``GatedModel``."""
     gated = [module for module in model.modules() if is_swapped(module)]
     return list(dict.fromkeys(module.__dict__[KEY].bank for module in gated))
+
+
+def _refuse_not_finite(model: nn.Module, norms: list[_BatchNorm]) -> None:
+    """Refuse statistics of batches with NaN, or of layers that make NaN of them."""
+    names = {module: name for name, module in model.named_modules()}
+    for norm in norms:
+        statistics: Any = norm.running_mean, norm.running_var
+        if not all(bool(values.isfinite().all()) for values in statistics):
+            raise ArgumentError(
+                f"the statistics of {names[norm]} would not be finite, and stay as they were: "
+                "check the batches and the weights for NaN"
+            )
 
 
 @contextmanager

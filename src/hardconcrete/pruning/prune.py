@@ -4,12 +4,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.compaction.compact import Form, cut_and_verify
 from hardconcrete.errors import ArgumentError, HardConcreteError, HardConcreteWarning
 from hardconcrete.gating import GatedModel, attach_gates
@@ -97,7 +98,11 @@ def prune(
         >>> small[0]
         Linear(in_features=8, out_features=32, bias=True)
     """
-    _refuse_bad_numbers(round_to=round_to, stages=stages, examples=examples)
+    refuse_no_count(round_to=round_to, stages=stages, examples=examples)
+    if form not in get_args(Form):
+        raise ArgumentError(f"form={form!r} is not known; use 'auto', 'module' or 'graph'")
+    if not isinstance(progress, bool | None):
+        raise ArgumentError(f"progress={progress!r} must be None, True or False")
     limits = {
         "macs": macs,
         "params": params,
@@ -214,12 +219,6 @@ def _try_loss(model: nn.Module, batch: Any, loss: Loss) -> None:
 
 def _names(devices: Iterable[torch.device]) -> str:
     return " and ".join(sorted(map(str, devices)))
-
-
-def _refuse_bad_numbers(**numbers: object) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
-            raise ArgumentError(f"{name}={number!r} must be a whole number, at least 1")
 
 
 def _warn_nothing_to_prune(request: PruningRequest) -> None:

@@ -121,11 +121,13 @@ def _latency(
 
 
 def _check_settings(batches: Sequence[int], repeats: int, layouts: Sequence[str]) -> None:
-    if not batches or any(not isinstance(batch, int) or batch < 1 for batch in batches):
+    sizes = [*batches] if isinstance(batches, Sequence) else []
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
         raise ArgumentError(f"batches={batches!r} must be one or more sizes of at least 1")
-    if repeats < 2:
-        raise ArgumentError(f"repeats={repeats} must be at least 2: the spread needs two calls")
-    if not layouts or not {*layouts} <= {*LAYOUTS}:
+    if type(repeats) is not int or repeats < 2:
+        raise ArgumentError(f"repeats={repeats!r} must be at least 2: the spread needs two calls")
+    names = [*layouts] if isinstance(layouts, Sequence) else []
+    if not names or any(not isinstance(name, str) or name not in LAYOUTS for name in names):
         known = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(f"layouts={layouts!r} must be one or more of {known}")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.cost import KINDS, count
 from hardconcrete.cost.latency.timing import interleaved, quartiles, wait_for
 from hardconcrete.errors import ArgumentError
@@ -144,12 +145,17 @@ def pareto(
         >>> [point.macs for point in curve]
         [48, 108]
     """
-    if not isinstance(fractions, Iterable) or not (fractions := [*map(_as_fraction, fractions)]):
+    several = isinstance(fractions, Iterable) and not isinstance(fractions, Tensor | str)
+    if not several or not (fractions := [*map(_as_fraction, fractions)]):
         raise ArgumentError("pareto needs fractions of the dense cost, in a list")
+    for name, function in {"evaluate": evaluate, "finetune": finetune}.items():
+        if not callable(function) and not (name == "finetune" and function is None):
+            raise ArgumentError(f"{name} is a {type(function).__name__}; it takes a function")
     if cost not in KINDS:
         raise ArgumentError(f"cost={cost!r} is not known; use one of {', '.join(KINDS)}")
-    if repeats < 0 or repeats == 1:
-        raise ArgumentError(f"repeats={repeats} must be 0, or at least 2")
+    refuse_no_count(round_to=round_to, examples=examples)
+    if type(repeats) is not int or repeats < 0 or repeats == 1:
+        raise ArgumentError(f"repeats={repeats!r} must be 0, or at least 2")
     request = PruningRequest({cost: min(fractions)}, include=include, exclude=exclude)
     with random_state_kept(), torch.inference_mode(False):
         inputs = example_inputs, kwargs
@@ -166,7 +172,7 @@ def pareto(
     for fraction, small, ms in zip(fractions, models, times, strict=True):
         costs = count(small, *state.gated.example)
         with torch.no_grad():
-            error = float(evaluate(small))
+            error = _as_error(evaluate(small))
         points.append(Point(fraction, costs.macs, costs.params, error, ms, costs.kv_bytes))
     return Pareto(tuple(points))
 
@@ -176,6 +182,15 @@ def _as_fraction(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{value!r} is no fraction of the dense cost") from error
+
+
+def _as_error(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"evaluate(model) must return a number, and returned a {type(value).__name__}"
+        ) from error
 
 
 def _median_ms(models: Sequence[nn.Module], gated: GatedModel, repeats: int) -> list[float]:

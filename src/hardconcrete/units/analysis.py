@@ -101,7 +101,7 @@ class Analysis:
         return iter(self.groups)
 
     def __getitem__(self, key: int | str) -> Group:
-        if isinstance(key, int):
+        if type(key) is int and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
         for group in self.groups:
             if group.name == key:
@@ -163,6 +163,10 @@ def find_groups(
         >>> [(group.name, group.units) for group in found]
         [('0', 3)]
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"find_groups takes a module, not a {type(model).__name__}")
+    if not isinstance(input_features, bool):
+        raise ArgumentError(f"input_features={input_features!r} must be True or False")
     args, keywords = as_inputs(example_inputs, kwargs)
     return analyze(model, args, keywords, input_features=input_features)
 

@@ -19,6 +19,7 @@ from hardconcrete.cost.latency.clock import (
     write_cache,
 )
 from hardconcrete.cost.latency.operations import Operation, TensorSpec, Width
+from hardconcrete.errors import HardConcreteWarning
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -145,3 +146,9 @@ def test_the_fastest_of_several_passes_counts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(clock, "_one_pass", one_pass)
     found = time_grids([one], lambda: None, CPU, repeats=None)
     assert found == {one.name: Grid(((1, 4),), (1.0, 2.0)), FORWARD: Grid((), (2.0,))}
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(HardConcreteWarning, match=r"times are not cached: .*Not a directory"):
+        write_cache(tmp_path / "file" / "inside" / "times.json", {})

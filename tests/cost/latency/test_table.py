@@ -265,9 +265,9 @@ def test_untimed_operators_are_named_and_many_widths_count_linearly() -> None:
 
 def test_refusals() -> None:
     gated = network("depthwise")
-    with pytest.raises(ArgumentError, match="batch=0 must be at least 1"):
+    with pytest.raises(ArgumentError, match="batch=0 must be a whole number, at least 1"):
         gated.measure_latency(batch=0)
-    with pytest.raises(ArgumentError, match="repeats=1 at least 2"):
+    with pytest.raises(ArgumentError, match="repeats=1 must be a whole number, at least 2"):
         gated.measure_latency(repeats=1)
     with pytest.raises(ArgumentError, match="'latency_ms'"):
         gated.expected("latency")

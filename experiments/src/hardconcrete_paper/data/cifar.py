@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardconcrete.demo.data import Images, Package, RemoteFile, Split, check_split
+from hardconcrete.demo.data import (
+    MAX_FILE_BYTES,
+    Images,
+    Package,
+    RemoteFile,
+    Split,
+    check_split,
+)
 from hardconcrete.errors import ArgumentError, DataError, MissingExtraError
 from hardconcrete_paper.data.sources import (
     Archive,
@@ -110,8 +117,9 @@ def _places(folder: str, *names: str) -> tuple[str, ...]:
     return (*(place for name in names for place in (name, f"{folder}/{name}")), folder, "")
 
 
-def _files(md5: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    return tuple(RemoteFile(name, md5_plain=value) for name, value in md5.items())
+def _files(md5: Mapping[str, str], max_bytes: int = MAX_FILE_BYTES) -> tuple[RemoteFile, ...]:
+    files = md5.items()
+    return tuple(RemoteFile(name, md5_plain=each, max_bytes=max_bytes) for name, each in files)
 
 
 CIFAR10 = (
@@ -135,9 +143,12 @@ CIFAR10 = (
                     "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
                     "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
                     "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-                }
+                },
+                10_000 * (1 + PIXELS),
             ),
-            "test": _files({"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}),
+            "test": _files(
+                {"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"}, 10_000 * (1 + PIXELS)
+            ),
         },
         partial(from_binary, 1),
     ),
@@ -208,8 +219,10 @@ CIFAR100 = (
             vouched=True,
         ),
         {
-            "train": _files({"train.bin": "6172c7755cfe09b2fe270c85cebc1b15"}),
-            "test": _files({"test.bin": "4499cfba6c016c1be1438163640a0898"}),
+            "train": _files(
+                {"train.bin": "6172c7755cfe09b2fe270c85cebc1b15"}, 50_000 * (2 + PIXELS)
+            ),
+            "test": _files({"test.bin": "4499cfba6c016c1be1438163640a0898"}, 10_000 * (2 + PIXELS)),
         },
         partial(from_binary, 2),
     ),

@@ -15,7 +15,9 @@ SHAKESPEARE = Source(
     mirrors=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
 )
 
-SHAKESPEARE_FILE = RemoteFile("input.txt", md5_plain="6fb458f1232090904fb40fe944165e91")
+SHAKESPEARE_FILE = RemoteFile(
+    "input.txt", md5_plain="6fb458f1232090904fb40fe944165e91", max_bytes=1_115_394
+)
 
 TRAINING_SHARE = 0.9
 """The fraction of the text for training. The rest is for testing."""

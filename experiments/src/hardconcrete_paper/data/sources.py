@@ -180,10 +180,10 @@ def _members(
     editions: Sequence[Edition], edition: Edition, archive: Archive, path: Path, directory: Path
 ) -> list[bytes]:
     content = _contents(editions, edition, archive.file, path, directory)
-    members = [f"{archive.folder}/{file.name}" for file in edition.files]
+    members = {f"{archive.folder}/{file.name}": file.max_bytes for file in edition.files}
     try:
-        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            return [read_member(tar, member) for member in members]
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            return [read_member(tar, *member) for member in members.items()]
     except DOWNLOAD_ERRORS as error:
         raise DataError(
             f"{path} is not a tar file with {', '.join(members)} in it\n"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hardconcrete as hc
 from hardconcrete.demo import status
-from hardconcrete.errors import HardConcreteError
+from hardconcrete.errors import DataError, HardConcreteError
 from hardconcrete_paper.training.background_writer import BackgroundWriter
 from hardconcrete_paper.training.display import Sweep, SweepDisplay
 from hardconcrete_paper.training.engine import Engine
@@ -138,6 +138,11 @@ def load(engine: Engine, folder: RunFolder) -> None:
     if checkpoint is None:
         return
     state, engine.done, engine.seconds = checkpoint
+    if engine.done > engine.epochs:
+        raise DataError(
+            f"{folder.checkpoint} is of epoch {engine.done}, and this run has {engine.epochs} "
+            "epochs; delete its folder to begin this run anew"
+        )
     shrunk = False
     for learner in engine.learners:
         before = learner.gates

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -21,6 +21,9 @@ RANK_STRIDE = 1_000_000_007
 
 MARGIN = 1e-6
 """Uniform noise is kept this far from 0 and 1."""
+
+SHRUNK = ("gates.original", "gates.checks", ".kept_inputs")
+"""The ends of names that the state of a network has only after ``shrink`` was called."""
 
 UNREACHABLE_SAVING = 0.999
 """A fraction of the multiply-adds that no shrink saves."""
@@ -210,9 +213,14 @@ class Learner:
         if "model.gates.checks" not in state and "model.gates.original" not in state:
             return
         for mark, model in self._networks().items():
-            model.load_state_dict(
-                {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
-            )
+            part = {k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)}
+            different = model.state_dict().keys() ^ part.keys()
+            _refuse_another_network({name for name in different if not name.endswith(SHRUNK)})
+            try:
+                model.load_state_dict(part)
+            except RuntimeError as error:  # of torch, if shapes differ
+                why = " ".join(str(error).split())
+                raise DataError(f"this checkpoint is of another network: {why}") from error
         self._refresh()
         for optimizer in self.optimizers:
             for parameter, tensors in optimizer.state.items():
@@ -253,13 +261,12 @@ class Learner:
         """Write a state back, in place."""
         self.shrink_as(state)
         tensors = self.state()
-        for name in tensors.keys() ^ state.keys():
-            raise DataError(f"this checkpoint is of another network: {name} is in one of them only")
+        _refuse_another_network(tensors.keys() ^ state.keys())
         for name, value in tensors.items():
-            if value.shape != state[name].shape:
+            if value.shape != state[name].shape or value.dtype != state[name].dtype:
                 raise DataError(
-                    f"this checkpoint is of another network: {name} has the shape "
-                    f"{list(state[name].shape)}, not {list(value.shape)}"
+                    f"this checkpoint is of another network: {name} is {state[name].dtype} "
+                    f"{list(state[name].shape)}, not {value.dtype} {list(value.shape)}"
                 )
         with torch.no_grad():
             for name, value in tensors.items():
@@ -288,6 +295,12 @@ class Learner:
             for parameter in divided.parameters():
                 parameter.div_(divisor)
         return divided
+
+
+def _refuse_another_network(names: Collection[str]) -> None:
+    """Refuse names that either the network or its checkpoint lacks."""
+    for name in sorted(names):
+        raise DataError(f"this checkpoint is of another network: {name} is in one of them only")
 
 
 def _optimizers(

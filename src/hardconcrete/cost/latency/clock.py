@@ -10,6 +10,7 @@ import json
 import math
 import os
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,6 +23,8 @@ from torch import nn
 from hardconcrete.cost.count import tensors_in
 from hardconcrete.cost.latency.operations import Operation
 from hardconcrete.cost.latency.timing import Call, first_quintile, interleaved, wait_for
+from hardconcrete.errors import DataError, HardConcreteWarning
+from hardconcrete.files import replace_file
 
 CHANNEL_BLOCK = 16
 """Channels that kernels process at a time; one more channel takes another block."""
@@ -124,15 +127,16 @@ def read_cache(file: Path) -> dict[str, dict[str, Grid]]:
 
 
 def write_cache(file: Path, models: dict[str, dict[str, Grid]]) -> None:
-    """Write the file atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}")
+    """Write the file as a whole, or warn: without it the times are measured again."""
     written = {
         model: {name: asdict(grid) for name, grid in grids.items()}
         for model, grids in models.items()
     }
-    draft.write_text(json.dumps(written))
-    draft.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, lambda temporary: temporary.write_text(json.dumps(written)))
+    except (OSError, DataError) as error:
+        warnings.warn(f"times are not cached: {error}", HardConcreteWarning, stacklevel=4)
 
 
 def time_grids(

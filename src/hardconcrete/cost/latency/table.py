@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hardconcrete.arguments import refuse_no_count
 from hardconcrete.cost.example_inputs import batch_size, resampled
 from hardconcrete.cost.latency.clock import (
     FORWARD,
@@ -28,7 +29,6 @@ from hardconcrete.cost.latency.operations import Operation, operations
 from hardconcrete.cost.latency.timing import Call
 from hardconcrete.cost.ledger import Ledger
 from hardconcrete.cost.ledger_writer import LedgerWriter
-from hardconcrete.errors import ArgumentError
 from hardconcrete.graph.example_inputs import ExampleInputs
 from hardconcrete.units import Analysis
 from hardconcrete.units.axis import Place
@@ -198,8 +198,8 @@ def time_operations(
 
 
 def _check_numbers(batch: int, repeats: int | None) -> None:
-    if batch < 1 or (repeats is not None and repeats < 2):
-        raise ArgumentError(f"batch={batch} must be at least 1 and repeats={repeats} at least 2")
+    refuse_no_count(batch=batch)
+    refuse_no_count(2, repeats=2 if repeats is None else repeats)
 
 
 def _module_calls(writer: LedgerWriter) -> int:

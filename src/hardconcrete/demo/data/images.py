@@ -30,11 +30,13 @@ MNIST_FILES: dict[Split, tuple[RemoteFile, RemoteFile]] = {
             "train-images-idx3-ubyte",
             md5_gz="f68b3c2dcbeaaa9fbdd348bbdeb94873",
             md5_plain="6bbc9ace898e44ae57da46a324031adb",
+            max_bytes=47_040_016,
         ),
         RemoteFile(
             "train-labels-idx1-ubyte",
             md5_gz="d53e105ee54ea40749a09fcbcd1e9432",
             md5_plain="a25bea736e30d166cdddb491f175f624",
+            max_bytes=60_008,
         ),
     ),
     "test": (
@@ -42,11 +44,13 @@ MNIST_FILES: dict[Split, tuple[RemoteFile, RemoteFile]] = {
             "t10k-images-idx3-ubyte",
             md5_gz="9fb629c4189551a2d022fa330f9573f3",
             md5_plain="2646ac647ad5339dbf082846283269ea",
+            max_bytes=7_840_016,
         ),
         RemoteFile(
             "t10k-labels-idx1-ubyte",
             md5_gz="ec29112dd5afa0611ce80d1b7f02629c",
             md5_plain="27ae3e4e09519cfbb04c329615203637",
+            max_bytes=10_008,
         ),
     ),
 }
