@@ -111,6 +111,7 @@ CALLS: dict[str, Call] = {
             "steps": 10,
         },
     ),
+    "distillation_loss": (hc.distillation_loss, lambda: {"student_out": x, "teacher_out": x}),
     "parameter_groups": (hc.parameter_groups, lambda: {"gated": gated(), "lr": 0.1}),
     "lam_per_weight": (hc.lam_per_weight, lambda: {"value": 0.1}),
     "lam_per_weight(gate)": (lam_by_gate, lambda: {"gated": gated()}),

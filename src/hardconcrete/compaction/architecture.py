@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,10 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
     for path, configuration in plan.configurations.items():
         numbers = values_in(holders[path]) if is_configuration(holders[path]) else {}
         for name, size in configuration.numbers.items():
-            _refuse_number(f"{path}.{name}", numbers.get(name, -1), size)
+            before = numbers.get(name, -1)
+            if before is None:  # as a head_dim that follows from others: no larger than a tensor
+                before = max(chain.from_iterable(shapes.values()), default=0)
+            _refuse_number(f"{path}.{name}", before, size)
 
 
 def _paths(plan: "CompactionPlan") -> Iterator[str]:

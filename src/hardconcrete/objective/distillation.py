@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hardconcrete.arguments import refuse_no_number
 from hardconcrete.errors import ArgumentError
 
 TEMPERATURE = 2.0
@@ -49,6 +50,7 @@ def distillation_loss(
         >>> round(hc.distillation_loss(student, teacher).item(), 3)
         0.444
     """
+    refuse_no_number(temperature=temperature, hidden_weight=hidden_weight)
     if not 0 < temperature < math.inf:
         raise ArgumentError(f"temperature={temperature} must be positive and finite")
     if not 0 <= hidden_weight < math.inf:
