@@ -12,7 +12,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
 from hardconcrete.errors import CompactionError
-from hardconcrete.units.configuration import Shapes, is_configuration, shapes_of, values_in
+from hardconcrete.units.configuration import (
+    HEAD_SIZE,
+    Shapes,
+    is_configuration,
+    shapes_of,
+    values_in,
+)
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
@@ -68,8 +74,9 @@ def refuse_another_architecture(plan: "CompactionPlan", model: nn.Module) -> Non
     for path, configuration in plan.configurations.items():
         numbers = values_in(holders[path]) if is_configuration(holders[path]) else {}
         for name, size in configuration.numbers.items():
-            before = numbers.get(name, -1)
-            if before is None:  # as a head_dim that follows from others: no larger than a tensor
+            is_head_size = name.rpartition(".")[2] == HEAD_SIZE
+            before = numbers.get(name, None if is_head_size else -1)
+            if before is None:  # it follows from others: no larger than a tensor
                 before = max(chain.from_iterable(shapes.values()), default=0)
             _refuse_number(f"{path}.{name}", before, size)
 

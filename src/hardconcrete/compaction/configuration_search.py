@@ -20,6 +20,7 @@ from hardconcrete.compaction.size_attributes import is_of_torch
 from hardconcrete.compaction.unit_counts import counts_of_layers, multiple_counts, unit_counts
 from hardconcrete.graph.propagate import named_tensors
 from hardconcrete.units.configuration import (
+    HEAD_SIZE,
     Numbers,
     Shapes,
     build,
@@ -30,9 +31,6 @@ from hardconcrete.units.configuration import (
     values_in,
 )
 from hardconcrete.units.uniform import place
-
-HEAD_SIZE = "head_dim"
-"""What a configuration calls the size of a head that it does not compute from the width."""
 
 MAX_CHANGES_IN_PAIRS = 12
 """Up to so many changes are tried two at a time."""

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from hardconcrete.graph.model_state import random_state_kept
 from hardconcrete.graph.propagate import named_tensors
 
+HEAD_SIZE = "head_dim"
+"""What a configuration calls the size of a head that does not follow from the width."""
+
 Numbers = dict[str, int]
 """Numbers of a configuration by name, with dots for an object inside it."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors by name."""
-
 
 Places = set[tuple[str, int]]
 """Dimensions of tensors."""
