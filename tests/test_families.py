@@ -51,8 +51,8 @@ def test_any_mask_is_exact(family: Family, tmp_path: Path) -> None:
     gated = gated_model(family)
     assert bool(heads_of(gated)) == family.heads
     small = assert_compacts(gated, family.inputs, tolerance(family))
-    assert hc.CompactionPlan.of(small).form == "module"
-    assert type(small) is type(gated.model)
+    assert hc.CompactionPlan.of(small).form == family.form
+    assert (type(small) is type(gated.model)) == (family.form == "module")
     hc.save(tmp_path / "small.safetensors", small)
     loaded = hc.load(tmp_path / "small.safetensors", family.build()).eval()
     three = family.inputs(3)
@@ -103,6 +103,8 @@ def test_uniform_widths(family: Family, tmp_path: Path) -> None:
 def test_generate(family: Family) -> None:
     """With a cache, the small model writes what the gated model writes."""
     gated = gated_model(family)
+    if family.form == "graph":
+        pytest.skip("a graph does not generate")
     small = hc.compact(gated).eval()
     prompt = family.prompt(2)
     settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}

@@ -22,6 +22,7 @@ PUBLIC = [
     "Importance",
     "L0Penalty",
     "LatencyTable",
+    "MethodPenalty",
     "Rectified",
     "Report",
     "Site",

@@ -19,6 +19,7 @@ GUIDES = [
             "guards",
             "importance",
             "latency",
+            "methods",
             "models",
             "shrinking",
             "transformers",

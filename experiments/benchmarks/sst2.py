@@ -33,7 +33,7 @@ from benchmarks.sentences.task import Classifier, accuracy, batches, collate, lo
 from hardconcrete.report import environment
 
 DENSE_STEPS, STEPS = 200, 100
-DENSE_LR, LR, BUDGET_LR = 1e-4, 1e-4, 1e-4
+DENSE_LR = 1e-4
 BATCHES_TO_PRUNE = 32
 """Of the training sentences."""
 
@@ -79,7 +79,7 @@ class Run:
             for distill in (False, True)[: 1 + (method == "prune")]:
                 trained = copy.deepcopy(small)
                 teacher = self.dense if distill else None
-                train(trained, self.rows, self.seed + 1, STEPS, LR, teacher)
+                train(trained, self.rows, self.seed + 1, STEPS, self.a.lr, teacher)
                 self.write(method, size, STEPS, distill, trained)
         with self.a.out.open("a") as file:
             file.writelines(self.lines)
@@ -96,7 +96,7 @@ class Run:
         gated = hc.attach_gates(copy.deepcopy(self.dense), (), self.example)
         budget = hc.Budget(gated, macs=size, steps=steps)
         teacher = self.dense if distill else None
-        train(gated, self.rows, self.seed + 1, steps, BUDGET_LR, teacher, budget)
+        train(gated, self.rows, self.seed + 1, steps, self.a.lr, teacher, budget)
         return hc.compact(gated, budget=budget)
 
     def latency(self, small: nn.Module) -> dict[str, Any]:
@@ -114,6 +114,7 @@ class Run:
             "seed": self.seed, "method": method, "size": size, "steps": steps, "distill": distill,
             "accuracy": round(100 * accuracy(model, self.test), 3),
             "macs_fraction": round(count.macs / self.dense_macs, 4), "params": count.params,
+            "lr": self.a.lr,
             "seconds": round(time.perf_counter() - self.start, 1), **more,
             "tested_on": f"{len(self.test)} rows of {'train' if self.a.held_out else 'dev'}",
             "transformers": transformers.__version__, **environment(torch.device("cpu")),
@@ -130,6 +131,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--sizes", nargs="+", type=float, default=[0.5, 0.25, 0.7])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument(
+        "--lr", type=float, default=1e-4, help="after dense; another --out for each"
+    )
     parser.add_argument("--held-out", action="store_true", help="test on other training rows")
     parser.add_argument("--work", type=Path, default=Path("/tmp"), help="for dense models")
     parser.add_argument("--out", type=Path, default=Path("results/sst2/minilm.jsonl"))

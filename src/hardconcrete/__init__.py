@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hardconcrete.objective import (
         Budget,
         L0Penalty,
+        MethodPenalty,
         check_gates,
         check_run,
         distillation_loss,
@@ -50,6 +51,7 @@ __all__ = [
     "Importance",
     "L0Penalty",
     "LatencyTable",
+    "MethodPenalty",
     "Rectified",
     "Report",
     "Site",
@@ -89,6 +91,7 @@ _HOME = {
     "objective": (
         "Budget",
         "L0Penalty",
+        "MethodPenalty",
         "check_gates",
         "check_run",
         "distillation_loss",

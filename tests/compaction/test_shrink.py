@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, CompactionError, SiteError
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.compaction.networks import Maps, Sized, dense
 from tests.exactness import apart, at_random, outputs, with_random_gates
 from tests.units.random_networks import random_network
@@ -549,7 +550,7 @@ class Learnt(nn.Module):
 
 def test_what_gates_learn_together_goes_on_and_what_each_learns_is_refused() -> None:
     for entries, works in ((1, True), (18, False)):
-        gated = hc.attach_gates(Maps(), Maps.example(), gate=Learnt(entries))
+        gated = hc.attach_gates(Maps(), Maps.example(), method=RectifiedGates(Learnt(entries)))
         shut(gated, FOUND_SHUT)
         if works:
             assert hc.shrink(gated, None, pays=0)

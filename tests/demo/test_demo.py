@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,21 @@ def test_the_digits_prune_themselves(tmp_path: Path) -> None:
     assert record["small_error"] == pytest.approx(gated.error)
     assert record["measured"]["after"]["params"] < 0.7 * record["measured"]["before"]["params"]
     assert all(file.stat().st_size > 1000 for file in found.files[:-1])
+
+
+@pytest.mark.parametrize("method", ["sbp", "gnj", "group-lasso", "sparse-vd"])
+def test_other_methods(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = replace(SETTINGS["digits"], epochs=1, batch_size=300)
+    monkeypatch.setitem(SETTINGS, "digits", quick)
+    run_demo(load_digits("train"), load_digits("test"), tmp_path, method=method)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["method"] == method
+    assert record["small_error"] == pytest.approx(record["gated"]["error"])
+
+
+def test_a_lambda_for_a_method_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="sbp has a penalty of its own, without a lambda"):
+        run_demo(load_digits("train"), load_digits("test"), tmp_path, lam=0.1, method="sbp")
 
 
 def test_the_settings_for_mnist_fit_its_images() -> None:

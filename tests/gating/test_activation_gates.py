@@ -10,6 +10,7 @@ from torch.func import functional_call
 import hardconcrete as hc
 from hardconcrete.demo import MLP
 from hardconcrete.errors import GateError
+from hardconcrete.sparsifiers import RectifiedGates
 from hardconcrete_paper.models import LeNet5
 from tests.gating.networks import Net
 from tests.gating.oracles import (
@@ -279,7 +280,7 @@ def test_gradients_of_gates_that_are_shut_but_not_flat() -> None:
     for count in (1, 400):
         torch.manual_seed(0)
         layer, x = nn.Linear(20, 3), torch.randn(1, 20)
-        gated = hc.attach_gates(layer, x, sites=[":in"], gate=StraightThrough)
+        gated = hc.attach_gates(layer, x, sites=[":in"], method=RectifiedGates(StraightThrough))
         gated.gates.log_alpha.data.sub_(2.0)
         torch.manual_seed(1)
         gated(x.expand(count, -1)).square().mean().backward()

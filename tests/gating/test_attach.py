@@ -15,6 +15,7 @@ from torch.distributions import Normal
 import hardconcrete as hc
 from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.gating.networks import Net, Scale, Temperature
 from tests.gating.oracles import anatomy, by_hand, next_draw, unchanged
 from tests.graph.test_model_state import Counter
@@ -169,7 +170,7 @@ def test_the_first_call_leaves_no_mark() -> None:
 
 
 def test_another_temperature_and_stretch() -> None:
-    gated = attach_net(gate=lambda a: hc.HardConcrete(a, 0.3, low=-0.2, high=1.5))
+    gated = attach_net(method=RectifiedGates(lambda a: hc.HardConcrete(a, 0.3, low=-0.2, high=1.5)))
     expected = hc.HardConcrete(gated.gates.log_alpha, 0.3, low=-0.2, high=1.5)
     found = torch.cat([*gated.open_probability().values()])
     assert torch.equal(found, expected.open_probability)
@@ -181,7 +182,9 @@ def test_another_temperature_and_stretch() -> None:
 
 
 def test_another_distribution() -> None:
-    gated = attach_net(gate=lambda a: hc.Rectified(Normal(a, 0.2)), readout="mean", droprate=0.4)
+    gated = attach_net(
+        method=RectifiedGates(lambda a: hc.Rectified(Normal(a, 0.2))), readout="mean", droprate=0.4
+    )
     expected = hc.Rectified(Normal(gated.gates.log_alpha, 0.2))
     torch.testing.assert_close(gated.gates.readout(), expected.mean)
     gated(torch.randn(4, 1, 4, 4)).sum().backward()
@@ -191,7 +194,7 @@ def test_another_distribution() -> None:
 
 def test_a_gate_can_learn() -> None:
     """A module is registered: trained, saved, and not decayed."""
-    gated = attach_net(gate=Temperature())
+    gated = attach_net(method=RectifiedGates(Temperature()))
     assert "gates.gate.raw" in gated.state_dict()
     groups = {group["name"]: group for group in hc.parameter_groups(gated, 0.1, weight_decay=0.1)}
     raw = gated.gates.gate.raw
@@ -205,6 +208,10 @@ def test_a_gate_can_learn() -> None:
 
 
 # Refusals
+
+
+def of(gate: object) -> dict[str, object]:
+    return {"method": RectifiedGates(gate)}
 
 
 @pytest.mark.parametrize(
@@ -223,10 +230,9 @@ def test_a_gate_can_learn() -> None:
         ),
         ({"sample": "weight"}, "sample='weight' is not known; use 'batch' or 'example'"),
         ({"readout": "mode"}, "readout 'mode' is not known to HardConcrete"),
-        ({"gate": lambda: hc.HardConcrete(0.0)}, "gate must be callable on log_alpha alone: too"),
-        ({"gate": torch.sigmoid}, "gate must turn log_alpha into a Rectified, and gave Tensor"),
-        ({"gate": lambda a: hc.HardConcrete(a[1:])}, r"shape of log_alpha, \[23\], and gave \[22"),
-        ({"gate": lambda a: hc.Rectified(Normal(a, 1.0))}, "'paper' is not known to Rectified"),
+        (of(torch.sigmoid), "gate must turn log_alpha into a Rectified, and gave Tensor"),
+        (of(lambda a: hc.HardConcrete(a[1:])), r"shape of log_alpha, \[23\], and gave \[22"),
+        (of(lambda a: hc.Rectified(Normal(a, 1.0))), "'paper' is not known to Rectified"),
     ],
 )
 def test_settings_are_checked_first(settings: dict[str, object], words: str) -> None:
@@ -236,7 +242,7 @@ def test_settings_are_checked_first(settings: dict[str, object], words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"droprate": "0.5"}, {"gate": hc.HardConcrete(torch.zeros(23))}]
+    "settings", [{"droprate": "0.5"}, {"method": hc.HardConcrete(torch.zeros(23))}]
 )
 def test_settings_of_another_type_are_refused_with_words(settings: dict[str, object]) -> None:
     model = Net()

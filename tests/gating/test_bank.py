@@ -9,13 +9,16 @@ from torch.distributions import Normal
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError
 from hardconcrete.gating.bank import GateBank
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.distributions.oracles import assert_average
 
 Call = Callable[[hc.GatedModel, Tensor], Tensor]
 
 
 def bank(*log_alpha: float, gate: object = hc.HardConcrete, rule: str = "paper") -> GateBank:
-    return GateBank({"log_alpha": torch.tensor(log_alpha)}, [len(log_alpha)], gate, rule)
+    return GateBank(
+        {"log_alpha": torch.tensor(log_alpha)}, [len(log_alpha)], RectifiedGates(gate), rule
+    )
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -87,7 +90,7 @@ def test_values_are_held_for_the_time_of_a_call() -> None:
 
 
 def test_values_are_taken_apart_by_group() -> None:
-    gates = GateBank({"log_alpha": torch.linspace(-3, 3, 6)}, [1, 3, 2], hc.HardConcrete, "paper")
+    gates = GateBank({"log_alpha": torch.linspace(-3, 3, 6)}, [1, 3, 2], RectifiedGates(), "paper")
     parts = gates.values(training=False)
     assert [len(part) for part in parts] == [1, 3, 2]
     assert torch.equal(torch.cat(parts), gates.readout())

@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import hardconcrete as hc
 from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, GateError
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.distributions.oracles import assert_average
 from tests.gating import workers
 from tests.gating.networks import Net, Temperature
@@ -371,7 +372,7 @@ def test_frozen_gates_stay_whatever_their_optimiser_remembers(to_none: bool) -> 
 
 
 def test_frozen_gates_do_not_learn_a_temperature() -> None:
-    gated = watched(gate=Temperature(), readout="mean")
+    gated = watched(method=RectifiedGates(Temperature()), readout="mean")
     before = gated.gates.readout().detach()
     gated.freeze_gates()
     groups = hc.parameter_groups(gated, lr=1.0)
@@ -561,7 +562,9 @@ def test_gates_keep_their_precision() -> None:
 
 
 def test_gradients_and_learnt_temperatures_keep_their_precision_too() -> None:
-    gated = hc.attach_gates(nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"], gate=Temperature())
+    gated = hc.attach_gates(
+        nn.Linear(4, 3), torch.zeros(2, 4), sites=[":in"], method=RectifiedGates(Temperature())
+    )
     gated(torch.ones(2, 4)).sum().backward()
     slope = gated.gates.log_alpha.grad.clone()
     optimizer = torch.optim.Adam(gated.parameters())
@@ -684,7 +687,9 @@ def test_what_was_fixed_stays_fixed_after_freezing() -> None:
         def forward(self, log_alpha: Tensor) -> hc.HardConcrete:
             return hc.HardConcrete(log_alpha, self.temperature)
 
-    gated = hc.attach_gates(nn.Linear(4, 3), torch.ones(2, 4), sites=[":in"], gate=Gate())
+    gated = hc.attach_gates(
+        nn.Linear(4, 3), torch.ones(2, 4), sites=[":in"], method=RectifiedGates(Gate())
+    )
     for frozen in (False, True, True, False, False):
         gated.freeze_gates(frozen)
         assert gated.gates.log_alpha.requires_grad != frozen

@@ -12,6 +12,7 @@ import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError, HardConcreteWarning
 from hardconcrete.objective import ImportanceBudget, LearnedBudget
 from hardconcrete.objective.constraint import cheapest_mask
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.objective import workers
 from tests.processes import in_processes
 
@@ -255,7 +256,9 @@ def test_gates_that_are_never_one_are_refused_and_left() -> None:
     def never_one(log_alpha: Tensor) -> hc.Rectified:
         return hc.Rectified(torch.distributions.Normal(log_alpha.sigmoid() / 2, 1.0))
 
-    gated = hc.attach_gates(model, torch.zeros(2, 8), gate=never_one, readout="median")
+    gated = hc.attach_gates(
+        model, torch.zeros(2, 8), method=RectifiedGates(never_one), readout="median"
+    )
     before = gated.gates.log_alpha.detach().clone()
     with pytest.raises(ArgumentError, match="needs gates that are 0 or 1"):
         hc.Budget(gated, macs=0.5, steps=STEPS)

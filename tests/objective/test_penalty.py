@@ -15,6 +15,7 @@ from torch.distributions import Normal, Uniform
 import hardconcrete as hc
 from hardconcrete.demo import MLP
 from hardconcrete.errors import ArgumentError, SiteError
+from hardconcrete.sparsifiers import RectifiedGates
 from hardconcrete_paper.models import LeNet5
 from tests.distributions.oracles import assert_average, divergence
 from tests.gating.networks import Temperature
@@ -166,7 +167,7 @@ def kl_of_patterns(q: list[float], p: float) -> float:
 
 
 def test_the_bound_of_all_bernoulli_patterns() -> None:
-    gated = tiny(gate=lambda a: hc.HardConcrete(a, COLD))
+    gated = tiny(method=RectifiedGates(lambda a: hc.HardConcrete(a, COLD)))
     prior = hc.HardConcrete.with_open_probability(0.1, COLD)
     q = gated.gates.distribution().open_probability.tolist()
     found = hc.L0Penalty(gated, 0.0, prior=prior, examples=50)().item()
@@ -198,7 +199,7 @@ def test_the_bound_agrees_with_samples() -> None:
 
 
 def test_a_prior_of_another_kind_and_one_per_gate() -> None:
-    gated = dense(gate=lambda a: hc.Rectified(Normal(a, 0.5)), readout="mean")
+    gated = dense(method=RectifiedGates(lambda a: hc.Rectified(Normal(a, 0.5))), readout="mean")
     same = hc.Rectified(Normal(gated.gates.log_alpha.detach().clone(), 0.5))
     assert hc.L0Penalty(gated, 0.0, prior=same, examples=5)().item() == pytest.approx(0, abs=1e-6)
     wide = hc.Rectified(Normal(torch.tensor(0.0), 2.0))
@@ -299,7 +300,7 @@ def test_who_feels_the_decay(moves: bool) -> None:
 
 
 def test_a_learnt_temperature_feels_the_penalty() -> None:
-    gated = dense(gate=Temperature())
+    gated = dense(method=RectifiedGates(Temperature()))
     hc.L0Penalty(gated, 0.3)().backward()
     assert gated.gates.gate.raw.grad.abs() > 0
 

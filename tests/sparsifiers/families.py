@@ -5,9 +5,17 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import hardconcrete as hc
+from hardconcrete.objective import Penalty
 from hardconcrete.sparsifiers import GateParameters, Sparsifier
 
 Shape = tuple[int, ...]
+
+
+def penalty_of(gated: hc.GatedModel, optimizer: torch.optim.Optimizer) -> Penalty:
+    """The method's own penalty, or the L0 norm."""
+    if not gated.gates.family.has_penalty:
+        return hc.L0Penalty(gated, 0.1 / 1000, weight_decay=1e-3)
+    return hc.MethodPenalty(gated, examples=1000, optimizer=optimizer)
 
 
 class FixedMask(Sparsifier):

@@ -6,7 +6,7 @@ from torch.distributions import Normal
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError
-from hardconcrete.sparsifiers import RectifiedGates, as_sparsifier
+from hardconcrete.sparsifiers import RectifiedGates
 from tests.sparsifiers.families import FixedMask
 
 LOCATIONS = {"log_alpha": torch.tensor([-3.0, -1.0, 0.0, 2.0])}
@@ -55,9 +55,8 @@ def test_closed_gates_have_no_gradient_unless_a_sampler_is_new() -> None:
     assert not FixedMask().is_flat({})
 
 
-def test_what_gate_takes() -> None:
-    family = FixedMask()
-    assert as_sparsifier(family) is family
-    assert as_sparsifier(hc.HardConcrete).gate is hc.HardConcrete
+def test_a_gate_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(ArgumentError, match="gate must be callable on log_alpha, not a int"):
-        as_sparsifier(3)
+        RectifiedGates(3)
+    with pytest.raises(ArgumentError, match="gate must be callable on log_alpha alone: too"):
+        RectifiedGates(lambda: hc.HardConcrete(0.0))

@@ -11,11 +11,17 @@ from torch.utils.checkpoint import checkpoint
 
 import hardconcrete as hc
 from hardconcrete.errors import ArgumentError, GateError
-from hardconcrete.sparsifiers import GateParameters, Sparsifier
+from hardconcrete.sparsifiers import (
+    SBP,
+    GateParameters,
+    GroupLasso,
+    GroupNormalJeffreys,
+    Sparsifier,
+)
 from tests.gating.oracles import by_hand, gradients, next_draw
-from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough
+from tests.sparsifiers.families import FixedMask, RectifiedNormal, StraightThrough, penalty_of
 
-FAMILIES = [FixedMask, StraightThrough, RectifiedNormal]
+FAMILIES = [FixedMask, StraightThrough, RectifiedNormal, SBP, GroupLasso, GroupNormalJeffreys]
 LEARNED = [StraightThrough, RectifiedNormal]
 CLOSED = (1, 4, 5)
 
@@ -35,7 +41,7 @@ class Net(nn.Module):
 
 def make(family: type[Sparsifier], **settings: object) -> hc.GatedModel:
     torch.manual_seed(0)
-    return hc.attach_gates(Net(), torch.randn(4, 5), gate=family(), **settings)
+    return hc.attach_gates(Net(), torch.randn(4, 5), method=family(), **settings)
 
 
 def pruned(family: type[Sparsifier]) -> hc.GatedModel:
@@ -60,7 +66,7 @@ def test_gates_are_attached(family: type[Sparsifier]) -> None:
     assert {f"gates.{name}" for name in gated.gates.names} <= state.keys()
     learned = {name for name, _ in gated.gates.named_parameters()}
     assert learned.isdisjoint(family.fixed)
-    assert gated.gates.learns == (family is not FixedMask)
+    assert gated.gates.learns == (family not in (FixedMask, GroupLasso))
     assert gated.units_left() == (8, 6)
     gated.summary()
     assert type(hc.remove_gates(gated).first) is nn.Linear
@@ -70,6 +76,9 @@ def test_gates_are_attached(family: type[Sparsifier]) -> None:
 def test_a_call_multiplies_by_a_draw(family: type[Sparsifier]) -> None:
     gated, x = make(family, droprate=0.4), inputs()
     plain = hc.remove_gates(copy.deepcopy(gated))
+    if gated.gates.log_variances is not None:
+        gated.gates.log_variances["second/weight"].data.fill_(-100.0)
+        gated.gates.log_variances["last/weight"].data.fill_(-100.0)
     z = next_draw(gated)
     torch.testing.assert_close(gated(x), by_hand(plain, gated, z, x))
     gated.eval()
@@ -81,8 +90,8 @@ def test_a_call_multiplies_by_a_draw(family: type[Sparsifier]) -> None:
 @families
 def test_a_training_step(family: type[Sparsifier]) -> None:
     gated, x = make(family, droprate=0.4), inputs()
-    penalty = hc.L0Penalty(gated, 0.01, weight_decay=1e-3)
     optimizer = torch.optim.Adam(hc.parameter_groups(gated, lr=1e-2, gate_lr=0.1))
+    penalty = penalty_of(gated, optimizer)
     before = {name: own.clone() for name, own in gated.state_dict().items()}
     loss = gated(x).square().mean() + penalty()
     loss.backward()
@@ -110,7 +119,7 @@ def test_costs(family: type[Sparsifier]) -> None:
         gated.expected("params"), gated.delivered("params"), rtol=1e-3, atol=0
     )
     open_gates = make(family, droprate=0.4)
-    if family is not FixedMask:
+    if family is not FixedMask and family.has_l0:
         slopes = gradients(open_gates.expected("macs"), open_gates.gates)
         assert any(slope.any() for slope in slopes)
 
@@ -218,10 +227,12 @@ def test_a_budget_by_learned_gates(family: type[Sparsifier]) -> None:
     budget.load_state_dict(state)
 
 
-@pytest.mark.parametrize(("by", "words"), [("importance", "moves the gates"), ("gates", "learn")])
-def test_a_mask_cannot_be_moved(by: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"{words}, and FixedMask gates are fixed"):
-        hc.Budget(make(FixedMask), macs=0.5, steps=300, by=by)
+@pytest.mark.parametrize("by", ["importance", "gates"])
+def test_a_mask_cannot_be_moved(by: str) -> None:
+    for family in (FixedMask, SBP, GroupLasso):
+        name = family.__name__
+        with pytest.raises(ArgumentError, match=f"moves gates, and {name} has gates without a"):
+            hc.Budget(make(family), macs=0.5, steps=300, by=by)
     penalty = hc.L0Penalty(make(FixedMask), 0.1)
     with pytest.raises(GateError, match="FixedMask gates have no location"):
         hc.check_run(penalty, torch.optim.SGD(penalty.gated.parameters(), lr=0.1), 10)
@@ -239,7 +250,8 @@ def test_how_far_gates_get(family: type[Sparsifier]) -> None:
 def test_only_rectified_gates_have_priors_and_distributions(family: type[Sparsifier]) -> None:
     gated = make(family)
     prior = hc.HardConcrete.with_open_probability(0.1)
-    with pytest.raises(ArgumentError, match=f"{family.__name__} gates have no divergence"):
+    words = "gates have no divergence" if family.has_l0 else "gates are never 0 in training"
+    with pytest.raises(ArgumentError, match=f"{family.__name__} {words}"):
         hc.L0Penalty(gated, 0.1, prior=prior, examples=10)
     with pytest.raises(GateError, match=f"{family.__name__} gates have no Rectified"):
         gated.gates.distribution()
@@ -252,7 +264,7 @@ def test_checkpoints_see_the_draw_of_their_forward(family: type[Sparsifier]) -> 
             return checkpoint(super().forward, x, use_reentrant=False)
 
     torch.manual_seed(0)
-    gated = hc.attach_gates(Checkpointed(), inputs(), gate=family(), droprate=0.4)
+    gated = hc.attach_gates(Checkpointed(), inputs(), method=family(), droprate=0.4)
     plain = copy.deepcopy(gated)
     plain.model.forward = lambda x: Net.forward(plain.model, x)
     results = []
@@ -307,8 +319,8 @@ def test_unusable_families_are_refused() -> None:
         make(Nothing)
     with pytest.raises(ArgumentError, match="readout 'paper' is not known to FixedMask; use one"):
         make(FixedMask, readout="paper")
-    with pytest.raises(ArgumentError, match="gate takes a FixedMask, made with its settings"):
-        hc.attach_gates(Net(), torch.randn(4, 5), gate=FixedMask)
+    with pytest.raises(ArgumentError, match="method takes a FixedMask, made with its settings"):
+        hc.attach_gates(Net(), torch.randn(4, 5), method=FixedMask)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +342,7 @@ def test_unusable_families_are_refused() -> None:
 )
 def test_a_family_with_wrong_results_is_refused(members: dict[str, object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
-        hc.attach_gates(Net(), torch.zeros(4, 5), gate=type("Wrong", (FixedMask,), members)())
+        hc.attach_gates(Net(), torch.zeros(4, 5), method=type("Wrong", (FixedMask,), members)())
 
 
 @pytest.mark.parametrize("name", ["original", "device", "draw", "a.b"])
@@ -356,7 +368,7 @@ def test_names_of_parameters_that_the_bank_cannot_have(name: str) -> None:
             return {name: is_open.float()}
 
     with pytest.raises(ArgumentError, match=f"cannot have a parameter '{name}'"):
-        hc.attach_gates(Net(), torch.zeros(4, 5), gate=Renamed())
+        hc.attach_gates(Net(), torch.zeros(4, 5), method=Renamed())
 
 
 def test_parameters_for_another_number_of_gates_are_refused() -> None:

@@ -93,6 +93,8 @@ class Family:
         heads: whether its attention heads are units.
         describes: which units a configuration of the class can describe when they are uniform.
         tokens: the length of text.
+        form: of a small model whose widths are any numbers. The kernel of stacked experts takes
+            multiples of 16 bytes only, so there it is the graph.
         dtype: float64, or float32 where an operator has no other on a CPU.
     """
 
@@ -103,6 +105,7 @@ class Family:
     kind: Inputs = "text"
     heads: bool = True
     describes: Literal["all", "feed-forward", "nothing"] = "all"
+    form: Literal["module", "graph"] = "module"
     tokens: int = 7
     dtype: torch.dtype = torch.float64
 
@@ -241,9 +244,9 @@ FAMILIES = [
     _causal("granite", "Granite", GROUPED),
     _causal("smollm3", "SmolLM3", GROUPED),
     _causal("mixtral", "Mixtral", GROUPED, **EXPERTS, num_local_experts=4,
-            facts={"dtype": torch.float32}),
+            facts={"dtype": torch.float32, "form": "graph"}),
     _causal("qwen3-moe", "Qwen3Moe", WITH_HEAD_DIM, **EXPERTS, num_experts=4,
-            moe_intermediate_size=24, facts={"dtype": torch.float32}),
+            moe_intermediate_size=24, facts={"dtype": torch.float32, "form": "graph"}),
     _causal("mamba", "Mamba", {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 8,
                                "num_hidden_layers": 2}, facts=NO_HEADS),
     Family("t5", "T5ForConditionalGeneration", "T5Config", T5, "text to text"),
@@ -261,7 +264,7 @@ FAMILIES = [
            "speech to text", describes="nothing"),
     Family("wav2vec2", "Wav2Vec2ForCTC", "Wav2Vec2Config", SPEECH, "speech",
            describes="feed-forward"),
-    Family("hubert", "HubertForCTC", "HubertConfig", SPEECH, "speech", describes="feed-forward"),
+    Family("hubert", "HubertForCTC", "HubertConfig", SPEECH, "speech", describes="nothing"),
     Family("clip", "CLIPModel", "CLIPConfig",
            {"text_config": DECODER, "vision_config": VISION, "projection_dim": 16}, "both",
            describes="feed-forward"),

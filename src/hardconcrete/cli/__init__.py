@@ -53,6 +53,9 @@ def demo(
     ] = None,
     macs: Macs = None,
     params: Params = None,
+    method: Annotated[
+        str, typer.Option(help="Of the gates, such as sbp or group-lasso; see docs/methods.md.")
+    ] = "hard-concrete",
 ) -> None:
     """See one gate at work, then watch a network learn which of its units to drop."""
     with refusals_in_words():
@@ -62,7 +65,8 @@ def demo(
         train, test, title = find_data(data)
         show(figure2(out), "A gate: figure 2 of the paper, log alpha = 0, temperature 0.5")
         typer.echo(f"\nA gate on every input and hidden unit of a network; data: {title}")
-        show_demo(run_demo(train, test, out, seed, lam=lam, macs=macs, params=params))
+        demo = run_demo(train, test, out, seed, lam=lam, macs=macs, params=params, method=method)
+        show_demo(demo)
 
 
 def show_demo(result: "Demo") -> None:

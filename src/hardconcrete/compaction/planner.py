@@ -97,7 +97,7 @@ def _settled(
         for name in liveness.is_open
         if (name, 1) in liveness.roots
     }
-    chance = gate_masks(gated, plain, gated.gates.open_probability().detach().cpu())
+    chance = gate_masks(gated, plain, gated.gates.ranking().cpu())
     liveness.revive(analysis, least, chance)
     return liveness, reads
 

@@ -231,7 +231,8 @@ class _Rule:
             if all(axis.dim is not None for axis in group.axes):
                 units = stays[group.slice]  # a view
                 blocks = max(1, -(-int(units.sum()) // self.round_to))
-                order = torch.where(units, 2.0, probability[group.slice]).argsort(descending=True)
+                rank = torch.where(units, torch.inf, bank.ranking()[group.slice])
+                order = rank.argsort(descending=True)
                 units[order[: blocks * self.round_to]] = True
         return counted, stays
 

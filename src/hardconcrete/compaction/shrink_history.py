@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hardconcrete.compaction.plan import CompactionPlan, Cut
 from hardconcrete.errors import CompactionError
 from hardconcrete.gating import GatedModel
+from hardconcrete.gating.weight_noise import noise_key
 from hardconcrete.graph.propagate import first_names, named_tensors
 from hardconcrete.units import Group
 from hardconcrete.units.axis import NO_UNIT
@@ -110,6 +111,7 @@ class ShrinkHistory:
         cuts = defaultdict[str, list[Cut]](list)
         for cut in self.plan.cuts:
             cuts[f"model.{cut.tensor}"].append(cut)
+            cuts[f"gates.log_variances.{noise_key(cut.tensor)}"].append(cut)
         small = named_tensors(gated)
         memo: dict[int, Any] = {}
         for name, empty in named_tensors(self.dense).items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch.optim import Optimizer
 
 from hardconcrete.compaction.input_selection import read_all_inputs
@@ -15,6 +16,7 @@ from hardconcrete.compaction.shrink_history import (
 from hardconcrete.compaction.tensor_cuts import TensorCutter
 from hardconcrete.gating import GatedModel, remove_gates
 from hardconcrete.gating.placement import put_gates_on
+from hardconcrete.gating.weight_noise import noise_key
 
 
 def apply_shrink(
@@ -37,6 +39,10 @@ def apply_shrink(
     cut_module(step, model, cutter)
     for parameter in bank.gate_parameters().values():
         cutter(parameter, 0, kept)
+    noise = {} if bank.log_variances is None else dict(bank.log_variances)
+    for cut in step.cuts:
+        if noise_key(cut.tensor) in noise:
+            cutter(noise[noise_key(cut.tensor)], cut.dim, torch.tensor(cut.kept))
     bank.original = original.to(kept.device)
     bank.checks = None if bank.checks is None else bank.checks[kept]
     ledger = after.dense.ledger.for_remaining(original, after.gate_count).to(kept.device)

@@ -20,7 +20,7 @@ from hardconcrete.demo.display import Display, Status, status
 from hardconcrete.demo.evaluation import error_rate
 from hardconcrete.demo.network import MLP
 from hardconcrete.demo.training import Setting, Trainee
-from hardconcrete.errors import DataError
+from hardconcrete.errors import ArgumentError, DataError
 from hardconcrete.files import replace_file
 from hardconcrete.report import (
     check_plotting,
@@ -29,6 +29,7 @@ from hardconcrete.report import (
     kept_inputs,
     units_over_time,
 )
+from hardconcrete.sparsifiers import method_of
 
 SETTINGS = {
     "mnist": Setting(28, (300, 100), lam=0.5, epochs=12),
@@ -83,6 +84,7 @@ def run_demo(
     lam: float | None = None,
     macs: float | None = None,
     params: float | None = None,
+    method: str = "hard-concrete",
 ) -> Demo:
     """Train both networks, compare them, and write plots of the gates into ``out``.
 
@@ -94,16 +96,18 @@ def run_demo(
         lam: lambda times the number of examples, if not the setting's.
         macs: instead of a lambda, the fraction of the dense multiply-adds to keep.
         params: the fraction of the dense parameters to keep.
+        method: of the gates, by its name.
 
     Example:
         ``run_demo(*find_data(None)[:2], Path("report"))`` is what ``hardconcrete demo`` runs.
     """
     start, setting = time.perf_counter(), SETTINGS[train.name]
+    _refuse_lambda(lam, method)
     check_plotting(out)
     torch.manual_seed(seed)
     lam = setting.lam if lam is None else lam
     limits = {"macs": macs, "params": params}
-    trainees = _trainees(train, setting, lam, limits)
+    trainees = _trainees(train, setting, lam, limits, method)
     history = _train(trainees, train, setting)
     first, second = (
         _outcome(trainee, now, test) for trainee, now in zip(trainees, history[-1], strict=True)
@@ -115,6 +119,7 @@ def run_demo(
     report = hc.measure(gated, small, test.images[:64].float())
     settings = {
         "dataset": train.name,
+        "method": method,
         "seed": seed,
         "setting": asdict(setting),
         "lam_times_examples": lam if macs is params is None else None,
@@ -144,18 +149,36 @@ def _outcome(trainee: Trainee, now: Status, test: Images) -> Outcome:
     return Outcome(trainee.name, error, now.units, now.delivered, now.expected)
 
 
+def _refuse_lambda(lam: float | None, method: str) -> None:
+    if lam is not None and method_of(method).has_penalty:
+        raise ArgumentError(f"{method} has a penalty of its own, without a lambda: leave it out")
+
+
 def _trainees(
-    train: Images, setting: Setting, lam: float, limits: dict[str, float | None]
+    train: Images, setting: Setting, lam: float, limits: dict[str, float | None], method: str
 ) -> tuple[Trainee, Trainee]:
     """A dense network, and one with a gate on every unit."""
     dense, model = (MLP(setting.side**2, setting.hidden) for _ in range(2))
-    gated = hc.attach_gates(model, train.images[:1].float(), sites=[*setting.sizes], droprate=0.3)
-    penalty: hc.Budget | hc.L0Penalty = hc.L0Penalty(gated, lam / len(train))
+    family = method_of(method)
+    gated = hc.attach_gates(
+        model,
+        train.images[:1].float(),
+        sites=[*setting.sizes],
+        droprate=None if family.has_penalty else 0.3,
+        method=family,
+    )
+    trainee = Trainee("gated", gated, setting)
+    steps = setting.epochs * (len(train) // setting.batch_size)
     if any(limit is not None for limit in limits.values()):
-        steps = setting.epochs * (len(train) // setting.batch_size)
         chosen: Any = limits
-        penalty = hc.Budget(gated, steps=steps, by="gates", **chosen)
-    return Trainee("dense", dense, setting), Trainee("gated", gated, setting, penalty)
+        trainee.penalty = hc.Budget(gated, steps=steps, by="gates", **chosen)
+    elif family.has_penalty:
+        trainee.penalty = hc.MethodPenalty(
+            gated, len(train), optimizer=trainee.optimizer, warm_up=steps // 10
+        )
+    else:
+        trainee.penalty = hc.L0Penalty(gated, lam / len(train))
+    return Trainee("dense", dense, setting), trainee
 
 
 def _train(trainees: Sequence[Trainee], train: Images, setting: Setting) -> list[list[Status]]:

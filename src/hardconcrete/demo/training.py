@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import hardconcrete as hc
 from hardconcrete.demo.data import Images
 from hardconcrete.demo.evaluation import scaled
+from hardconcrete.objective import Penalty
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Trainee:
         name: for the display.
         model: a plain module or a ``GatedModel``.
         setting: how it is trained.
-        penalty: is added to the cross-entropy; a budget takes its step after the optimizer's.
+
+    Attributes:
+        penalty: is added to the cross-entropy, and takes its step after the optimizer's.
 
     Example:
         >>> model, setting = nn.Linear(4, 2), Setting(2, (3, 3), lam=0.1, epochs=1, batch_size=2)
@@ -61,15 +64,9 @@ class Trainee:
         Linear(in_features=4, out_features=2, bias=True)
     """
 
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        setting: Setting,
-        penalty: hc.Budget | hc.L0Penalty | None = None,
-    ) -> None:
-        self.name, self.model, self.setting, self.penalty = name, model.train(), setting, penalty
-        self.budget = penalty if isinstance(penalty, hc.Budget) else None
+    def __init__(self, name: str, model: nn.Module, setting: Setting) -> None:
+        self.name, self.model, self.setting = name, model.train(), setting
+        self.penalty: Penalty | None = None
         self._average = AveragedModel(
             model, multi_avg_fn=get_ema_multi_avg_fn(setting.averaging)
         ).eval()
@@ -77,6 +74,11 @@ class Trainee:
         if isinstance(model, hc.GatedModel):
             groups = hc.parameter_groups(model, lr=setting.lr, gate_lr=setting.gate_lr)
         self.optimizer = torch.optim.Adam(groups, fused=True)
+
+    @property
+    def budget(self) -> hc.Budget | None:
+        """The penalty, if it is a budget."""
+        return self.penalty if isinstance(self.penalty, hc.Budget) else None
 
     @property
     def averaged(self) -> nn.Module:
@@ -99,7 +101,7 @@ class Trainee:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        if self.budget is not None:
-            self.budget.step()
+        if self.penalty is not None:
+            self.penalty.step()
         self._average.update_parameters(self.model)
         return loss.detach()

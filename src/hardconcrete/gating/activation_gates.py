@@ -6,14 +6,16 @@ example has its own gates.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hardconcrete.errors import GateError
 from hardconcrete.gating.gated_linear import gated_linear
+from hardconcrete.gating.holding import Values
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
+from hardconcrete.gating.weight_noise import output_noise
 
 LayerForward = Callable[[Any, Tensor], Tensor]
 
@@ -64,17 +66,28 @@ def _on_outputs(module: nn.Module, multipliers: Sequence[Multiplier]) -> tuple[M
 
 
 def _linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002  (the name torch's layers use)
-    inner, weight, bias, outer = _place(module, input)
-    if inner is not None and inner.dim() == 1 and getattr(module, KEY).bank.flat:
-        return _scaled(gated_linear(input, inner, weight, bias), outer, trailing=0)
-    return _scaled(F.linear(_scaled(input, inner, 0), weight, bias), outer, trailing=0)
+    place = _place(module, input)
+    inner, bank = place.inner, getattr(module, KEY).bank
+    if inner is not None and inner.dim() == 1 and bank.flat:
+        return _scaled(gated_linear(input, inner, place.weight, place.bias), place.outer, 0)
+    return _output(module, input, place, F.linear, 0)
 
 
 def _conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
     trailing = len(module.kernel_size)
-    inner, weight, bias, outer = _place(module, input)
-    output = module._conv_forward(_scaled(input, inner, trailing), weight, bias)
-    return _scaled(output, outer, trailing)
+    return _output(module, input, _place(module, input), module._conv_forward, trailing)
+
+
+def _output(
+    module: Any, x: Tensor, place: "_Place", layer: Callable[..., Tensor], trailing: int
+) -> Tensor:
+    """The output of a layer, with the noise of its weights, times the gates of the output."""
+    x = _scaled(x, place.inner, trailing)
+    output = layer(x, place.weight, place.bias)
+    variances = [_variance(module, place, name) for name in ("weight", "bias")]
+    if variances[0] is not None:
+        output = output + output_noise(x, variances[0], variances[1], layer)
+    return _scaled(output, place.outer, trailing)
 
 
 def _selecting_linear(module: Any, input: Tensor) -> Tensor:  # noqa: A002
@@ -85,19 +98,32 @@ def _selecting_conv(module: Any, input: Tensor) -> Tensor:  # noqa: A002
     return _conv(module, input.index_select(-1 - len(module.kernel_size), module.kept_inputs))
 
 
-def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]:
+class _Place(NamedTuple):
+    """What is multiplied by gates in a call of a layer.
+
+    ``on_weights`` multiply the parameters; the gates of ``inner`` and ``outer`` do not.
+    """
+
+    inner: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+    outer: Tensor | None
+    on_weights: tuple[Multiplier, ...]
+    values: Values
+
+
+def _place(module: Any, x: Tensor) -> _Place:
     """Gates of the input, weight and bias times their gates, gates of the output."""
     gates: ModuleGates = getattr(module, KEY)
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     if module.training and gates.bank.can_be_left_out(gates.groups):
-        return None, weight, bias, None
+        return _Place(None, weight, bias, None, (), ())
     values, at_one = gates.values(module, "weight", "bias")
     on_activations = values[0].dim() > 1 or x.numel() < weight.numel()
     inner = gates.inner if on_activations else None
-    outer = gates.outer if on_activations else ()
-    for multiplier in gates.multipliers:
-        if multiplier is inner or multiplier in outer:
-            continue  # gates of the output multiply the bias with it
+    outer = gates.outer if on_activations else ()  # they multiply the bias with the output
+    rest = tuple(each for each in gates.multipliers if each is not inner and each not in outer)
+    for multiplier in rest:
         if multiplier.parameter == "weight":
             weight = multiplier.times(weight, gates.bank, values, at_one)
         else:
@@ -106,12 +132,28 @@ def _place(module: Any, x: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None
         None if each is None or each.is_one(values, at_one) else each
         for each in (inner, outer[0] if outer else None)
     )
-    return (
+    return _Place(
         inner.gates(gates.bank, values) if inner else None,
         weight,
         bias,
         last.gates(gates.bank, values) if last else None,
+        rest,
+        values,
     )
+
+
+def _variance(module: Any, place: _Place, name: str) -> Tensor | None:
+    """The variance of a parameter times its gates, where it has noise now."""
+    gates: ModuleGates = getattr(module, KEY)
+    noise = gates.noise(module, name)
+    if noise is None:
+        return None
+    variance = noise.exp()
+    for multiplier in place.on_weights:
+        if multiplier.parameter == name:
+            once = multiplier.times(variance, gates.bank, place.values, frozenset())
+            variance = multiplier.times(once, gates.bank, place.values, frozenset())
+    return variance
 
 
 def _scaled(activation: Tensor, z: Tensor | None, trailing: int) -> Tensor:

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from hardconcrete.distributions import HardConcrete
 from hardconcrete.errors import ArgumentError, HardConcreteError, SiteError
 from hardconcrete.gating.activation_gates import with_activation_gates
-from hardconcrete.gating.bank import Gate, GateBank
+from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.class_swap import is_swapped, restore_all, swap
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.groups import per_group
 from hardconcrete.gating.module_gates import KEY, ModuleGates, Multiplier
 from hardconcrete.gating.placement import placements
 from hardconcrete.gating.select_groups import Patterns, SelectedGroups, select_groups
-from hardconcrete.gating.sites import Site
+from hardconcrete.gating.sites import Site, each_weight
+from hardconcrete.gating.weight_noise import log_variances
 from hardconcrete.graph.example_inputs import as_inputs
 from hardconcrete.graph.model_state import buffers_kept, in_mode
-from hardconcrete.sparsifiers import as_sparsifier
+from hardconcrete.sparsifiers import Sparsifier, method_of
 from hardconcrete.units import Group
 
 TRACED_DROPRATE = 0.05
@@ -43,7 +43,7 @@ def attach_gates(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     droprate: float | Mapping[str, float] | None = None,
-    gate: Gate = HardConcrete,
+    method: str | Sparsifier = "hard-concrete",
     sample: Sample = "batch",
     readout: str | None = None,
     keep_mean: bool = False,
@@ -66,9 +66,9 @@ def attach_gates(
             log((1 - p) / p). The default is 0.05 for groups found by tracing, and the paper's 0.5
             for named sites. At 0.05 the readout of the default gates is 1, so the outputs in
             evaluation mode do not change. At 0.5 it is about 0.5: train from scratch with that.
-        gate: turns log_alpha into a ``Rectified``: another temperature, stretch or distribution.
-            Or a ``Sparsifier``, another family of gates. A module is registered, so that its
-            parameters are learned too.
+        method: a family of gates by its name, with the settings of its paper, or a ``Sparsifier``
+            with yours, such as ``SBP(threshold=2.0)``. ``hardconcrete.sparsifiers.METHODS`` has the
+            names. A family that is a module is registered: what all gates share is learned too.
         sample: ``"batch"`` draws one z per call, ``"example"`` one per example.
         readout: the rule for the gates at test time; see ``HardConcrete.readout``. The default is
             the first one of the family, which is ``"paper"`` for the default gates.
@@ -93,10 +93,16 @@ def attach_gates(
         torch.Size([7])
     """
     _check_arguments(model, sample, min_units)
+    family = method_of(method)
     args, keywords = as_inputs(example_inputs, kwargs)
+    if family.per_weight and sites == "auto":
+        sites = each_weight(model)
     selected = select_groups(model, args, keywords, sites, Patterns.of(include, exclude))
     selected = selected.that_may_empty() if min_units == 0 else selected
-    bank = _bank(model, selected, droprate, gate, readout)
+    bank = _bank(model, selected, droprate, family, readout)
+    if family.has_noise:
+        noisy = _gated_parameters(model, selected.groups)
+        bank.log_variances = log_variances(noisy, family.log_variance, bank.device)
     placed = placements(model, selected.groups, bank)
     _refuse_modules(placed)
     if sample == "example":
@@ -170,15 +176,22 @@ def _bank(
     model: nn.Module,
     selected: SelectedGroups,
     droprate: float | Mapping[str, float] | None,
-    gate: Gate,
+    family: Sparsifier,
     readout: str | None,
 ) -> GateBank:
     """The gates of the selected groups, on the device of the model."""
-    family = as_sparsifier(gate)
-    droprates = _droprates(selected, droprate)
+    droprates = _droprates(selected, family.droprate if droprate is None else droprate)
     start = family.start(_droprate_of_each_gate(model, selected.groups, droprates))
     sizes = [group.units for group in selected.groups]
-    return GateBank(start, sizes, gate, family.readouts[0] if readout is None else readout)
+    return GateBank(start, sizes, family, family.readouts[0] if readout is None else readout)
+
+
+def _gated_parameters(model: nn.Module, groups: tuple[Group, ...]) -> dict[str, Tensor]:
+    """The parameters with gates, by their first names."""
+    names = {name for group in groups for name in group.gated_parameters}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    gated = {id(named[name]) for name in names}
+    return {name: value for name, value in model.named_parameters() if id(value) in gated}
 
 
 def _droprates(

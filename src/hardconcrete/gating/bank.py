@@ -19,11 +19,7 @@ from hardconcrete.gating.checkpointing import (
 from hardconcrete.gating.compilation import check_draw, in_graph
 from hardconcrete.gating.holding import Held, Holding, Values
 from hardconcrete.gating.products import is_transformed
-from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier, as_sparsifier
-from hardconcrete.sparsifiers.hard_concrete import MakeRectified
-
-Gate = MakeRectified | Sparsifier
-"""What ``attach_gates(gate=...)`` takes."""
+from hardconcrete.sparsifiers import GateParameters, RectifiedGates, Sparsifier
 
 HISTORY = ("original", "checks")
 """What ``shrink`` keeps in the bank: the units that it removed, and those that may be next."""
@@ -41,18 +37,19 @@ class GateBank(nn.Module):
     Args:
         parameters: the first parameters, as ``Sparsifier.start`` gives them.
         sizes: the number of gates of each group.
-        gate: a ``Sparsifier``, or a function that ``RectifiedGates`` takes.
+        family: of the gates.
         rule: of the readout.
 
     Attributes:
         family: the ``Sparsifier`` of the gates.
-        gate: what the family was made of; a module is registered under this name.
+        gate: what makes rectified gates, else the family; registered if it is a module.
         original: where units were removed in training, the place that each remaining gate had
             among all of them; else None.
         checks: for how many checks in a row ``shrink`` has seen each gate closed; None before.
         tables: which gate each index of a dimension has, where it is not one each. Neither these
             nor the two above are buffers: averages of models average those, integers too.
         held: the values that a call holds now.
+        log_variances: of the noise of each gated parameter, where the family has noise.
         flat: whether a closed gate has no gradient (``Sparsifier.is_flat``).
         measured: the number of the budget by importance that measures the gates, 0 for none. Under
             one, training uses the gates of ``budget_mask``.
@@ -68,12 +65,11 @@ class GateBank(nn.Module):
     draws: Draws
 
     def __init__(
-        self, parameters: GateParameters, sizes: Sequence[int], gate: Gate, rule: str
+        self, parameters: GateParameters, sizes: Sequence[int], family: Sparsifier, rule: str
     ) -> None:
         super().__init__()
-        family = as_sparsifier(gate)
         self.sizes = tuple(sizes)
-        self.gate = gate
+        self.gate = family.gate if isinstance(family, RectifiedGates) else family
         self.__dict__["family"] = family  # not as a module: ``gate`` is registered
         self.rule = rule
         self.frozen = family.constant
@@ -88,6 +84,7 @@ class GateBank(nn.Module):
         with torch.no_grad():
             family.refuse_parameters(parameters, rule)
             self.flat = family.is_flat(parameters)
+        self.log_variances: nn.ParameterDict | None = None
         self.names = tuple(parameters)
         for name, values in parameters.items():
             self._refuse_parameter(name, values)
@@ -148,13 +145,16 @@ class GateBank(nn.Module):
 
     def openness(self) -> Tensor:
         """A number that is larger the more open a gate is, without gradient."""
-        moved = self.family.location is not None
-        return (self.location if moved else self.open_probability()).detach()
+        return self.ranking() if self.family.location is None else self.location.detach()
+
+    def ranking(self) -> Tensor:
+        """Numbers from 0 on, larger for units that are better kept (``Sparsifier.ranking``)."""
+        return self.family.ranking(self.gate_parameters()).detach()
 
     @property
     def learns(self) -> bool:
         """Whether a parameter of the gates is learned, frozen or not."""
-        return any(name not in self.family.fixed for name in self.names)
+        return self.family.has_noise or any(n not in self.family.fixed for n in self.names)
 
     @torch.no_grad()
     def spread(self) -> None:
@@ -273,10 +273,7 @@ class GateBank(nn.Module):
                 parameter.grad = None  # else an optimizer applies the last one again
 
     def holding(
-        self,
-        drawn: Tensor | None,
-        read: Tensor | None,
-        at_one: frozenset[int] = frozenset(),
+        self, drawn: Tensor | None, read: Tensor | None, at_one: frozenset[int] = frozenset()
     ) -> "Holding":
         """A context in which modules in training see ``drawn``, and others see ``read``.
 
@@ -286,7 +283,8 @@ class GateBank(nn.Module):
 
     def is_constant(self, drawn: Tensor) -> bool:
         """Whether a draw is the same until the gates are written, so that nothing tracks it."""
-        return self.frozen or (bool(self.measured) and not drawn.requires_grad)
+        alike = self.frozen or self.family.noiseless
+        return alike or (bool(self.measured) and not drawn.requires_grad)
 
     def by_group(self, z: Tensor) -> Values:
         """One tensor per group. One split is faster than slices, which have a gradient each."""
@@ -321,7 +319,7 @@ class GateBank(nn.Module):
             return self._mask.recomputed()
         if self.measured:
             return self.is_open().to(self.dtype)
-        return self.readout().detach() if self.frozen else None
+        return self.draw().detach() if self.frozen or self.family.noiseless else None
 
     def _checked_draw(self, values: Values, drawn: Tensor) -> Values:
         """A draw that compiled code did not make, by group; ``drawn`` holds all groups."""

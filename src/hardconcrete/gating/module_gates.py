@@ -13,6 +13,7 @@ from hardconcrete.gating.bank import GateBank
 from hardconcrete.gating.checkpointing import in_backward
 from hardconcrete.gating.holding import Values
 from hardconcrete.gating.products import times_gates, times_open_gates
+from hardconcrete.gating.weight_noise import noise_key
 
 CALLS = ("_call_impl", "forward")
 """Functions of a module that run while it is called."""
@@ -31,6 +32,7 @@ class Multiplier:
         groups: numbers of the groups whose gates these are.
         index: number of the bank's table that says which gate each index has; None for one each.
         name: of the first group, for messages.
+        tensor: first name of the parameter in the model.
     """
 
     parameter: str
@@ -38,6 +40,7 @@ class Multiplier:
     groups: tuple[int, ...]
     index: int | None
     name: str
+    tensor: str = ""
 
     def gates(self, bank: GateBank, values: Values) -> Tensor:
         """One gate for every index along the dimension."""
@@ -111,10 +114,22 @@ class ModuleGates:
         if self.bank.held is None and raw and self._is_outside_calls(module):
             return value  # type: ignore[no-any-return]
         values, at_one = self.values(module, name)
+        noise = self.noise(module, name)
+        if noise is not None:
+            value = value + (0.5 * noise).exp().to(value.dtype) * torch.randn_like(value)
         for multiplier in self.multipliers:
             if multiplier.parameter == name:
                 value = multiplier.times(value, self.bank, values, at_one)
         return value  # type: ignore[no-any-return]
+
+    def noise(self, module: nn.Module, name: str) -> Tensor | None:
+        """The log-variances of the noise that a parameter has now, if it has any."""
+        noise = self.bank.log_variances
+        if noise is None or not module.training or self.bank.frozen:
+            return None
+        named = (each.tensor for each in self.multipliers if each.parameter == name)
+        tensor = next(named, None)
+        return None if tensor is None else noise[noise_key(tensor)]
 
     def values(self, module: nn.Module, *names: str) -> tuple[Values, frozenset[int]]:
         """The values of all gates with which this module multiplies parameters ``names`` now.

@@ -33,10 +33,12 @@ def placements(
     for (name, dim), gated_axes in sharing.items():
         index = _add_table(bank, gated_axes)
         numbers = tuple(group.index for group, _ in gated_axes)
+        first = next(alias for alias, tensor in parameters.items() if tensor is parameters[name])
         for alias, tensor in parameters.items():
             if tensor is parameters[name]:
                 path, _, attribute = alias.rpartition(".")
-                multiplier = Multiplier(attribute, dim, numbers, index, gated_axes[0][0].name)
+                label = gated_axes[0][0].name
+                multiplier = Multiplier(attribute, dim, numbers, index, label, first)
                 owner = placed[model.get_submodule(path)]
                 if not any((m.parameter, m.dim) == (attribute, dim) for m in owner):
                     owner.append(multiplier)

@@ -43,6 +43,32 @@ class Site:
         return f"{self.names[0]}:{'each' if self.dim is None else self.dim}"
 
 
+def each_weight(model: nn.Module) -> list[Site | str]:
+    """A site for the single weights of every dense and convolutional layer.
+
+    Example:
+        >>> each_weight(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        ['0:each', '2:each']
+    """
+    sites: list[Site | str] = []
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if (
+            isinstance(module, nn.Linear | _ConvNd)
+            and weight is not None
+            and id(weight) not in seen
+        ):
+            seen.add(id(weight))
+            sites.append(f"{path}:each")
+    if not sites:
+        raise SiteError(
+            f"{type(model).__name__} has no dense or convolutional layer whose weights could have "
+            "gates: name parameters with hc.Site(name, None)"
+        )
+    return sites
+
+
 def named_sites(model: nn.Module, sites: Sequence[Site | str]) -> dict[str, Site]:
     """Sites by name, in order, with shorthands resolved and everything checked."""
     if isinstance(sites, str | Site) or not isinstance(sites, Iterable):

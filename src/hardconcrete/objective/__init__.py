@@ -11,6 +11,7 @@ from hardconcrete.objective.importance_budget import (
 )
 from hardconcrete.objective.lam_conventions import lam_per_weight
 from hardconcrete.objective.learned_budget import LearnedBudget
+from hardconcrete.objective.method_penalty import MethodPenalty
 from hardconcrete.objective.penalty import L0Penalty
 from hardconcrete.objective.recalibrate import recalibrate
 
@@ -21,6 +22,7 @@ __all__ = [
     "ImportanceBudget",
     "L0Penalty",
     "LearnedBudget",
+    "MethodPenalty",
     "Penalties",
     "Penalty",
     "check_gates",

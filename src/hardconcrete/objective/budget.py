@@ -261,6 +261,13 @@ def _check_model_and_steps(gated: object, steps: object) -> None:
         raise ArgumentError(
             f"Budget takes what attach_gates returned, not a {type(gated).__name__}"
         )
+    family = gated.gates.family
+    if family.location is None:
+        what = "single weights, which have no coupled cost" if family.per_weight else "gates"
+        raise ArgumentError(
+            f"a budget moves gates, and {type(family).__name__} has {what} without a location that "
+            "could be moved: use hc.MethodPenalty, or other gates"
+        )
     if steps is not None and not (isinstance(steps, Integral) and int(steps) >= 3):
         raise ArgumentError(f"steps={steps!r} must be the steps of the training, at least 3")
     if gated.gates.rule == "mean":

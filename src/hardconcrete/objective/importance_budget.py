@@ -288,13 +288,8 @@ def _no_gradient(bank: GateBank) -> str:
 
 @torch.no_grad()
 def _refuse_other_gates(gated: GatedModel) -> None:
-    """Refuse gates that cannot be moved, or whose readout is not exactly 0 or 1 at the ends."""
+    """Refuse gates whose readout is not exactly 0 or 1 at the ends."""
     bank = gated.gates
-    if bank.family.location is None:
-        raise ArgumentError(
-            f"a budget by importance moves the gates, and {type(bank.family).__name__} gates are "
-            "fixed: use other gates"
-        )
     every = torch.ones(bank.count, dtype=torch.bool, device=bank.device)
     for state, is_open in (("closed", ~every), ("open", every)):
         values = bank.family.readout(bank.family.certain(is_open), bank.rule)

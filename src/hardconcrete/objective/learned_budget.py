@@ -99,11 +99,6 @@ class LearnedBudget(Budget, by="gates"):
         refuse_measured_gates(gated, "a budget with by='gates'")
         self.warmup = WARMUP_STEPS if self.steps is None else self.steps // 3
         self._gain = GAIN_PER_STEP * max(1.0, math.sqrt(WARMUP_STEPS / self.warmup))
-        if gated.gates.family.location is None:
-            raise ArgumentError(
-                f"a budget with by='gates' needs gates that learn, and "
-                f"{type(gated.gates.family).__name__} gates are fixed: use other gates"
-            )
         location = gated.gates.location.detach()
         limit_count = len(self.constraints)
         self._terms = torch.tensor([budget_number(c, self.warmup) for c in self.constraints])

@@ -202,6 +202,11 @@ def _check_arguments(
         raise ArgumentError(
             f"L0Penalty takes what attach_gates returned, not a {type(gated).__name__}"
         )
+    if not gated.gates.family.has_l0:
+        raise ArgumentError(
+            f"{type(gated.gates.family).__name__} gates are never 0 in training, so they have no "
+            "expected L0 norm: use hc.MethodPenalty(gated, examples=N)"
+        )
     if cost != "group_size":
         raise ArgumentError(f"cost={cost!r} is not known; use 'group_size'")
     if not isinstance(weight_decay, Real) or isinstance(weight_decay, bool):

@@ -18,6 +18,7 @@ from hardconcrete.report.plots import (
     save_figure,
     units_over_time,
 )
+from hardconcrete.report.posterior_bits import PosteriorBits, posterior_bits
 
 __all__ = [
     "BLUE",
@@ -27,6 +28,7 @@ __all__ = [
     "PURPLE",
     "VERMILION",
     "Drawing",
+    "PosteriorBits",
     "Report",
     "check_plotting",
     "environment",
@@ -34,6 +36,7 @@ __all__ = [
     "kept_inputs",
     "measure",
     "pareto",
+    "posterior_bits",
     "save_figure",
     "units_over_time",
 ]

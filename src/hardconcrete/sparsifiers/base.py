@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from hardconcrete.errors import ArgumentError
+from hardconcrete.sparsifiers.unit_weights import UnitWeights
 
 GateParameters = Mapping[str, Tensor]
 """The parameters of all gates by name, each with one entry per gate."""
 
 
 class Sparsifier(ABC):
-    """A family of gates. Pass an instance to ``attach_gates(gate=...)``.
+    """A family of gates. Pass an instance to ``attach_gates(method=...)``.
 
     Attributes:
         readouts: the rules that ``readout`` knows, the default first.
@@ -34,6 +35,16 @@ class Sparsifier(ABC):
             None for gates that cannot be moved.
         fixed: names of the parameters that are not learned; the bank keeps them as buffers.
         constant: whether a draw is always the readout.
+        noiseless: whether every draw is the same, without a gradient.
+        has_l0: whether gates are 0 in some draws, so that ``open_probability`` has a gradient.
+            ``L0Penalty`` and budgets by gates need it.
+        droprate: where gates start if the user does not say so; None for the library's defaults.
+        has_noise: whether each gated weight has Gaussian noise in training, whose variance is
+            learned. The bank keeps the logarithms of the variances.
+        log_variance: where these begin.
+        per_weight: whether units are single weights: ``sites="auto"`` then gates each weight of
+            dense and convolutional layers.
+        reads_weights: whether ``complexity`` needs the weights.
 
     Example:
         >>> import hardconcrete as hc
@@ -50,7 +61,8 @@ class Sparsifier(ABC):
         ...     def certain(self, is_open):
         ...         return {"mask": is_open.float()}
         >>> layers = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)
-        >>> gated = hc.attach_gates(torch.nn.Sequential(*layers), torch.zeros(2, 4), gate=Mask())
+        >>> model = torch.nn.Sequential(*layers)
+        >>> gated = hc.attach_gates(model, torch.zeros(2, 4), method=Mask())
         >>> _ = gated.gates.mask.copy_(torch.tensor([1.0, 0.0, 1.0]))
         >>> hc.compact(gated)[0]
         Linear(in_features=4, out_features=2, bias=True)
@@ -60,6 +72,13 @@ class Sparsifier(ABC):
     location: ClassVar[str | None] = None
     fixed: ClassVar[tuple[str, ...]] = ()
     constant: ClassVar[bool] = False
+    noiseless: ClassVar[bool] = False
+    has_l0: ClassVar[bool] = True
+    droprate: ClassVar[float | None] = None
+    has_noise: ClassVar[bool] = False
+    log_variance: ClassVar[float] = -9.0
+    per_weight: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, droprate: Tensor) -> dict[str, Tensor]:
@@ -84,11 +103,22 @@ class Sparsifier(ABC):
 
     @abstractmethod
     def open_probability(self, parameters: GateParameters) -> Tensor:
-        """P(z != 0) of every gate, differentiable: the term that the L0 penalty sums (eq. 6)."""
+        """P(z != 0) of every gate, differentiable: the term that the L0 penalty sums (eq. 6).
+
+        Of a family without ``has_l0`` it is 1 for a unit that stays, and 0 for one that goes.
+        """
+
+    def ranking(self, parameters: GateParameters) -> Tensor:
+        """Numbers from 0 on, larger for a unit that is better kept, where some must be chosen."""
+        return self.open_probability(parameters)
 
     def mean(self, parameters: GateParameters) -> Tensor:
         """E[z] of every gate. The default is for gates of 0 and 1."""
         return self.open_probability(parameters)
+
+    def variance(self, parameters: GateParameters) -> Tensor:
+        """Var[z] of every gate. Families with ``has_noise`` give it."""
+        raise NotImplementedError(type(self).__name__)
 
     @abstractmethod
     def readout(self, parameters: GateParameters, rule: str) -> Tensor:
@@ -116,6 +146,25 @@ class Sparsifier(ABC):
     def divergence(self, parameters: GateParameters, prior: Any) -> Tensor:  # noqa: ARG002
         """The family's term of a penalty with a prior: KL(q(z) || p(z)) of every gate."""
         return torch.zeros_like(self.open_probability(parameters))
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the family has a penalty of its own, its ``complexity``."""
+        return type(self).complexity is not Sparsifier.complexity
+
+    def complexity(
+        self,
+        parameters: GateParameters,  # noqa: ARG002
+        weights: UnitWeights,  # noqa: ARG002
+    ) -> Tensor:
+        """The family's own penalty of every gate, in nats for all examples; see ``MethodPenalty``.
+
+        It is a divergence from the prior of the family's paper, or a norm of the weights.
+        """
+        raise ArgumentError(
+            f"{type(self).__name__} gates have no penalty of their own: use hc.L0Penalty(gated, "
+            "lam) or hc.Budget"
+        )
 
     def refuse_prior(self, parameters: GateParameters, prior: Any) -> None:  # noqa: ARG002
         """Raise an ``ArgumentError`` unless every gate has a finite divergence from this prior."""

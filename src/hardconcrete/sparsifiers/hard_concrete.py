@@ -13,7 +13,7 @@ from hardconcrete.errors import ArgumentError
 from hardconcrete.sparsifiers.base import GateParameters, Sparsifier
 
 MakeRectified = Callable[[Tensor], Rectified]
-"""Turns log_alpha, one entry per gate, into the distribution of the gates."""
+"""Turns the locations, one per gate, into the distribution of the gates."""
 
 INITIAL_DEVIATION = 0.01
 """Standard deviation of the initial log_alpha (section 4)."""
@@ -137,15 +137,8 @@ class RectifiedGates(Sparsifier):
         return kind.rsample in FLAT and kind.icdf in FLAT
 
 
-def as_sparsifier(gate: MakeRectified | Sparsifier) -> Sparsifier:
-    """The family that ``gate=`` names: a family itself, or what makes a ``Rectified``."""
-    return gate if isinstance(gate, Sparsifier) else RectifiedGates(gate)
-
-
 def _refuse_signature(gate: MakeRectified) -> None:
     """Refuse what takes nothing, or more than log_alpha."""
-    if isinstance(gate, type) and issubclass(gate, Sparsifier):
-        raise ArgumentError(f"gate takes a {gate.__name__}, made with its settings, not its class")
     try:
         inspect.signature(gate).bind(None)
     except TypeError as error:
