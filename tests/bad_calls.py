@@ -115,6 +115,7 @@ CALLS: dict[str, Call] = {
     "parameter_groups": (hc.parameter_groups, lambda: {"gated": gated(), "lr": 0.1}),
     "lam_per_weight": (hc.lam_per_weight, lambda: {"value": 0.1}),
     "lam_per_weight(gate)": (lam_by_gate, lambda: {"gated": gated()}),
+    "MethodPenalty": (hc.MethodPenalty, lambda: {"gated": gated(), "examples": 10}),
     "L0Penalty": (hc.L0Penalty, lambda: {"gated": gated(), "lam": 0.1}),
     "Budget": (hc.Budget, lambda: {"gated": gated(), "macs": 0.5}),
     "Budget(gates)": (hc.Budget, lambda: {"gated": gated(), "macs": 0.5, "by": "gates"}),

@@ -274,8 +274,8 @@ LINEAR, ROWS = nn.Linear(4, 3), torch.zeros(2, 4)
     [
         ((LINEAR, "small", ROWS), {}, r"after is a str; measure takes an nn\.Module"),
         ((LINEAR.forward, LINEAR, ROWS), {}, r"before is a method; measure takes"),
-        ((LINEAR, LINEAR, 3), {}, "the example inputs have no rows"),
-        ((LINEAR, LINEAR, torch.tensor(1.0)), {}, "the example inputs have no rows"),
+        ((LINEAR, LINEAR, 3), {}, "inputs need a tensor with at least one example"),
+        ((LINEAR, LINEAR, torch.tensor(1.0)), {}, "inputs need a tensor with at least one example"),
         ((LINEAR, LINEAR, ROWS[:0]), {}, "the example inputs have no rows"),
         ((LINEAR, LINEAR, ROWS.to("meta")), {}, "meta tensors cannot be timed"),
         ((LINEAR, LINEAR, ROWS), {"batches": ()}, r"batches=\(\) must be one or more sizes"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hardconcrete.arguments import refuse_no_number
 from hardconcrete.errors import ArgumentError
 from hardconcrete.gating.gated_model import GatedModel
 from hardconcrete.gating.unit_weights import change_unit_weights, unit_weights
@@ -133,5 +134,6 @@ def _refuse_numbers(examples: object, warm_up: object, strength: float) -> None:
     for name, value, least in (("examples", examples, 1), ("warm_up", warm_up, 0)):
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"{name}={value!r} must be a whole number, at least {least}")
+    refuse_no_number(strength=strength)
     if not strength >= 0:
         raise ArgumentError(f"strength={strength} must not be negative")
