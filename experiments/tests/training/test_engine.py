@@ -104,7 +104,9 @@ def test_a_state_of_another_network_is_refused(digits: Images) -> None:
     train(one, data=digits)
     state = {name: tensor.clone() for name, tensor in one.state().items()}
     name = "model.gates.log_alpha"
-    with pytest.raises(DataError, match=r"another network: model.gates.log_alpha is torch.float32 \[3\], not"):
+    with pytest.raises(
+        DataError, match=r"another network: model.gates.log_alpha is torch.float32 \[3\], not"
+    ):
         one.restore({**state, name: torch.zeros(3)})
     del state[name]
     with pytest.raises(DataError, match="log_alpha is in one of them only"):
