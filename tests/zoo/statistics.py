@@ -93,6 +93,6 @@ ENTRIES = [
         NormFree,
         IMAGE,
         {"squeeze": 5, "last.gain": 10},
-        ("mean reads all of them (mean in conv2)",),
+        ("mean reads all of them (mean)",),
     ),
 ]

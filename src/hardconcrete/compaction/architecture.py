@@ -7,7 +7,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from hardconcrete.compaction.attention_heads import has_fewer_heads
@@ -22,6 +21,10 @@ from hardconcrete.units.configuration import (
 
 if TYPE_CHECKING:
     from hardconcrete.compaction.plan import CompactionPlan
+
+
+SIZES_OF_NORMS = ("num_features", "num_channels", "num_groups")
+"""What torch calls the sizes of norms, which may have no tensors to take them from."""
 
 
 def classes_of(model: nn.Module) -> str:
@@ -110,8 +113,7 @@ def size_attributes(holder: Any) -> dict[str, int]:
     }
     if not type(holder).__module__.startswith("torch.nn"):
         return integers
-    is_norm = isinstance(holder, _NormBase)
-    return {name: size for name, size in integers.items() if is_norm and name == "num_features"}
+    return {name: size for name, size in integers.items() if name in SIZES_OF_NORMS}
 
 
 def _refuse_number(name: str, before: Any, after: int) -> None:
