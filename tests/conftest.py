@@ -2,6 +2,8 @@
 
 import pytest
 
+collect_ignore = ["zoo/huggingface.py"]  # it has no tests, and imports transformers
+
 
 @pytest.fixture(autouse=True)
 def same_start() -> None:
