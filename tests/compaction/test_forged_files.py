@@ -14,19 +14,7 @@ from torch import nn
 import hardconcrete as hc
 from hardconcrete.compaction.save_load import SMALL_MODEL
 from hardconcrete.errors import HardConcreteError
-from tests.compaction.networks import Joined, at_random
-
-
-@pytest.fixture(scope="module")
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return hc.compact(at_random(hc.attach_gates(Joined(), torch.randn(3, 4)), seed=1))
-
-
-@pytest.fixture
-def file(tmp_path: Path, small: nn.Module) -> Path:
-    hc.save(tmp_path / "small.safetensors", small)
-    return tmp_path / "small.safetensors"
+from tests.compaction.networks import Joined
 
 
 def forged(file: Path, change: Callable[[dict[str, Any]], object]) -> None:

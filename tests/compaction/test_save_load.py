@@ -20,18 +20,6 @@ from tests.compaction.networks import Joined, Maps, Sized, TiedWords, at_random,
 from tests.compaction.test_planner import Nested, nested
 
 
-@pytest.fixture(scope="module")
-def small() -> nn.Module:
-    torch.manual_seed(0)
-    return hc.compact(at_random(hc.attach_gates(Joined(), torch.randn(3, 4)), seed=1))
-
-
-@pytest.fixture
-def file(tmp_path: Path, small: nn.Module) -> Path:
-    hc.save(tmp_path / "small.safetensors", small)
-    return tmp_path / "small.safetensors"
-
-
 def same_state(first: nn.Module, second: nn.Module) -> bool:
     a, b = first.state_dict(), second.state_dict()
     return list(a) == list(b) and all(

@@ -88,7 +88,8 @@ class MethodPenalty:
         family, bank = self.gated.gates.family, self.gated.gates
         if not isinstance(family, MarkedUnits):
             return
-        for group, rate in self._rates() if family.proximal else ():
+        rates = self._rates(self.optimizer) if self.optimizer and family.proximal else []
+        for group, rate in rates:
             shrunk = partial(family.shrunk, amount=self.weight * rate)
             change_unit_weights(self.gated, group, shrunk)
         stays = family.keeps(bank.gate_parameters(), unit_weights(self.gated))
@@ -112,10 +113,9 @@ class MethodPenalty:
         weights = unit_weights(self.gated) if bank.family.reads_weights else UnitWeights(())
         return bank.family.complexity(bank.gate_parameters(), weights)
 
-    def _rates(self) -> list[tuple[Group, float]]:
+    def _rates(self, optimizer: Optimizer) -> list[tuple[Group, float]]:
         """The learning rate of the weights of each group."""
-        assert self.optimizer is not None  # noqa: S101  (refused before)
-        rate = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
+        rate = {id(p): float(g["lr"]) for g in optimizer.param_groups for p in g["params"]}
         named = dict(self.gated.model.named_parameters(remove_duplicate=False))
         rates: list[tuple[Group, float]] = []
         for group in self.gated.groups:

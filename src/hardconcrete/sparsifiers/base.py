@@ -118,7 +118,7 @@ class Sparsifier(ABC):
 
     def variance(self, parameters: GateParameters) -> Tensor:
         """Var[z] of every gate. Families with ``has_noise`` give it."""
-        raise NotImplementedError(type(self).__name__)
+        raise NotImplementedError(f"{type(self).__name__} has noise and must define variance")
 
     @abstractmethod
     def readout(self, parameters: GateParameters, rule: str) -> Tensor:

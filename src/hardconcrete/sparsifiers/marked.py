@@ -65,7 +65,7 @@ class MarkedUnits(Sparsifier):
 
     def shrunk(self, rows: Tensor, amount: float) -> Tensor:
         """The weights after a proximal step: argmin of |w - rows|^2 / 2 + amount * penalty(w)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is proximal and must define shrunk")
 
 
 def nonzero_rows(weights: UnitWeights) -> Tensor:

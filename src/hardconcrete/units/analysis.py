@@ -53,7 +53,7 @@ class Analysis:
         fixed
         └─ 2: 2 fixed: the model's output (output in the model itself)
         at most 67% of the MACs and 61% of the parameters can go
-        up to so much more could go, but
+        what fixed units keep, by reason
         ├─ 22% of the MACs and 17% of the parameters: the model's input input
         └─ 11% of the MACs and 17% of the parameters: the model's output (output)
         >>> found.savings.largest.params    # 14 of 23, with one unit left

@@ -52,7 +52,7 @@ class Savings:
     def __str__(self) -> str:
         lines = [f"at most {self.largest} can go"]
         shown = {why: more for why, more in self.kept_by.items() if _is_shown(more)}
-        lines += ["up to so much more could go, but"] * bool(shown)
+        lines += ["what fixed units keep, by reason"] * bool(shown)
         for k, (why, more) in enumerate(shown.items()):
             lines.append(f"{'└─' if k == len(shown) - 1 else '├─'} {more}: {why}")
         return "\n".join(lines)
